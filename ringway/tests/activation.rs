@@ -1,8 +1,6 @@
 //! What systemd does for a daemon: sockets that it opens, and the watchdog.
 
-mod common;
-
-use common::{Daemon, folder, ringway, run, text, write};
+use crate::common::{Daemon, folder, ringway, run, text, write};
 use ringway_driver::Options;
 use ringway_testkit::{Need, skip};
 use std::io::Read;
@@ -113,7 +111,7 @@ fn a_daemon_starts_when_the_first_front_end_connects() {
     command.arg("--socket").arg(&at).current_dir(dir.path());
     let mut manager =
         command.stdout(Stdio::piped()).stderr(Stdio::null()).stdin(Stdio::null()).spawn().unwrap();
-    let deadline = std::time::Instant::now() + common::PATIENCE;
+    let deadline = std::time::Instant::now() + crate::common::PATIENCE;
     while UnixStream::connect(&at).is_err() {
         assert!(std::time::Instant::now() < deadline, "nobody listens");
         std::thread::sleep(Duration::from_millis(20));
@@ -124,7 +122,7 @@ fn a_daemon_starts_when_the_first_front_end_connects() {
     let pid = i32::try_from(manager.id()).unwrap();
     // SAFETY: our own child, not waited for yet.
     assert_eq!(unsafe { libc::kill(pid, libc::SIGTERM) }, 0);
-    let status = common::wait(&mut manager, common::PATIENCE).expect("it ends");
+    let status = crate::common::wait(&mut manager, crate::common::PATIENCE).expect("it ends");
     let mut printed = String::new();
     manager.stdout.take().unwrap().read_to_string(&mut printed).unwrap();
     assert_eq!(status.code(), Some(0), "{printed}");
@@ -136,7 +134,7 @@ fn systemd_hears_of_a_daemon_as_often_as_it_asked() {
     let dir = folder();
     let path = dir.path().join("notify");
     let systemd = UnixDatagram::bind(&path).unwrap();
-    systemd.set_read_timeout(Some(common::PATIENCE)).unwrap();
+    systemd.set_read_timeout(Some(crate::common::PATIENCE)).unwrap();
     let mut command = ringway();
     command.args(["serve", "disk.img", "--socket", "s"]).current_dir(dir.path());
     command.env("NOTIFY_SOCKET", &path).env("WATCHDOG_USEC", "100000").env_remove("WATCHDOG_PID");

@@ -1,8 +1,6 @@
 //! Bad input: one clear message, the right exit status, nothing created or changed.
 
-mod common;
-
-use common::{Daemon, folder, read, ringway, run, snapshot, text, write};
+use crate::common::{Daemon, folder, read, ringway, run, snapshot, text, write};
 use ringway_driver::Options;
 use ringway_testkit::{Need, skip};
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};

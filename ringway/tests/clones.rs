@@ -1,9 +1,7 @@
 //! Clones that a daemon makes: where they are, what becomes of them, what they cost.
 #![allow(missing_docs, clippy::cast_possible_truncation)]
 
-mod common;
-
-use common::{Daemon, PATIENCE, folder, read, ringway, run, text, write};
+use crate::common::{Daemon, PATIENCE, folder, read, ringway, run, text, write};
 use ringway_driver::Options;
 use ringway_testkit::{Need, skip};
 use serde_json::Value;
@@ -133,7 +131,7 @@ fn only_a_clone_of_this_base_is_served_as_one() {
         assert!(!output.status.success(), "{args:?}");
         assert!(words.iter().all(|word| said.contains(word)), "{args:?}: {said}");
     };
-    let before = common::snapshot(dir);
+    let before = crate::common::snapshot(dir);
     let on_base = |image: &'static str| [image, "--base", "base.raw"];
     refused(&on_base("clones/other.qcow2"), &["other.qcow2", "not based on", "base.raw"]);
     refused(&on_base("clones/raw.qcow2"), &["no qcow2 image"]);
@@ -145,7 +143,7 @@ fn only_a_clone_of_this_base_is_served_as_one() {
     );
     refused(&["a", "--ephemeral"], &["add base"]);
     refused(&["base.raw", "--base", "base.raw"], &["base.raw"]);
-    assert!(common::snapshot(dir) == before, "nothing was made or changed");
+    assert!(crate::common::snapshot(dir) == before, "nothing was made or changed");
     // One that was merged with its base is based on nothing any more.
     let args = ["clones/alone.qcow2", "--base", "base.raw", "--socket", "s"];
     Daemon::serve(dir, &args).stop();

@@ -2,13 +2,11 @@
 //! a kill leaves, what is refused.
 #![allow(missing_docs)]
 
-mod common;
-
-use common::guest::{
+use crate::common::guest::{
     BYTES, Known, bytes, content, disk_on_base, done, images, job, refused, same_between, says,
     wait_for, whole, within,
 };
-use common::{Daemon, PATIENCE, ringway, run, text};
+use crate::common::{Daemon, PATIENCE, ringway, run, text};
 use ringway_driver::Options;
 use ringway_testkit::{Mounted, Need, Rng, skip};
 use std::fs::File;
@@ -238,7 +236,7 @@ fn a_merge_can_be_limited_and_cancelled() {
         let mut found = bytes(dir, "disk.qcow2");
         assert_eq!(found.len(), 20 << 20);
         assert!(found.split_off(base.len()).iter().all(|byte| *byte == 0));
-        assert_eq!(common::guest::places(&found), end);
+        assert_eq!(crate::common::guest::places(&found), end);
         same_between(found, base);
         whole(dir, "disk.qcow2");
         match raw {
@@ -377,7 +375,7 @@ fn c31_a_base_that_lost_its_name_is_not_merged_into() {
         daemon.stop();
         assert_eq!(images(dir), 2);
         let found = bytes(dir, "disk.qcow2");
-        assert_eq!(common::guest::places(&found), end);
+        assert_eq!(crate::common::guest::places(&found), end);
         same_between(found, base);
         whole(dir, "disk.qcow2");
         whole(dir, "base");
@@ -409,9 +407,9 @@ fn c31_without_room_it_fails_and_the_disk_goes_on() {
     let args = ["commit", "s", "--snapshot", "new", "--wait"];
     refused(small, &args, &["No space left", "make room", "without --snapshot"]);
     assert_eq!((&job(small)["state"], images(small)), (&"failed".into(), 3));
-    assert_eq!(common::read(&device, &mut queue, 512 * 31), vec![32; 512]);
+    assert_eq!(crate::common::read(&device, &mut queue, 512 * 31), vec![32; 512]);
     mounted.set_room(64 << 20);
-    assert!(common::write(&device, &mut queue, 512 * 31, 99));
+    assert!(crate::common::write(&device, &mut queue, 512 * 31, 99));
     done(small, &["commit", "s", "--wait"]);
     drop((queue, device));
     daemon.stop();
@@ -452,7 +450,7 @@ fn c35_a_last_step_that_fails_is_taken_again() {
     };
     for nth in 0..32 {
         write(&mut queue, nth);
-        assert!(common::finish(&mut queue).0);
+        assert!(crate::common::finish(&mut queue).0);
     }
     // So slow that it cannot be done before.
     done(small, &["commit", "s", "--snapshot", "new", "--bps", "1K"]);
@@ -489,7 +487,7 @@ fn c35_a_last_step_that_fails_is_taken_again() {
     whole(small, "disk.qcow2");
     let root = dir.path().to_str().unwrap();
     let args = ["--from-format", "qcow2", "--backing-root", root, "disk.qcow2", "out.raw"];
-    let copied = common::copy(small, &args);
+    let copied = crate::common::copy(small, &args);
     assert!(copied.status.success(), "{}", text(&copied.stderr));
     let found = std::fs::read(small.join("out.raw")).unwrap();
     for (nth, piece) in found.chunks(64 << 10).enumerate() {

@@ -1,8 +1,6 @@
 //! `ringway copy`, from outside: real files, our daemon, qemu-storage-daemon, kills and corruption.
 
-mod common;
-
-use common::{Daemon, PATIENCE, copies, copy, ringway, run, same, text, wait};
+use crate::common::{Daemon, PATIENCE, copies, copy, ringway, run, same, text, wait};
 use ringway_testkit::{Mounted, Need, skip};
 use std::fs::File;
 use std::os::unix::fs::{FileExt, MetadataExt};
@@ -308,7 +306,7 @@ fn a_copy_that_is_killed_before_its_journal_is_there_can_begin_anew() {
     let dir = tempfile::tempdir().unwrap();
     let (path, a, b) = (dir.path(), dir.path().join("a"), dir.path().join("b"));
     image(&a, 4 * MIB, 5);
-    let fresh = || common::names(path).iter().any(|name| name.starts_with(".ringway-copy-"));
+    let fresh = || crate::common::names(path).iter().any(|name| name.starts_with(".ringway-copy-"));
     let struck = (0..500).any(|_| {
         let _ = std::fs::remove_file(&b);
         let mut command = ringway();
@@ -580,7 +578,7 @@ fn c55_a_journal_takes_the_place_of_nothing_else() {
     refuses(path, &["--force", "a", "b", "--journal", "precious"], 1, "no journal");
     std::fs::write(journal(&b), "precious").unwrap();
     refuses(path, &["--force", "a", "b"], 1, "no journal");
-    assert_eq!(common::names(path), ["a", "b.ringway-copy", "precious"]);
+    assert_eq!(crate::common::names(path), ["a", "b.ringway-copy", "precious"]);
     std::fs::remove_file(journal(&b)).unwrap();
     // Links that somebody has put where a journal is going to be.
     for name in ["b.ringway-copy.new", "b.ringway-copy"] {
@@ -607,16 +605,18 @@ fn c55_a_journal_takes_the_place_of_nothing_else() {
 fn c55_nobody_begins_to_use_an_image_that_is_being_overwritten() {
     let (dir, a, _) = folder();
     let path = dir.path();
-    let create = || common::says(path, &["create", "vm.qcow2", "--size", "32M", "--force"], 0, &[]);
+    let create =
+        || crate::common::says(path, &["create", "vm.qcow2", "--size", "32M", "--force"], 0, &[]);
     create();
     let slow = Daemon::serve(path, &["a", "--read-only", "--bps-read", "4M", "--socket", "s"]);
     let mut command = ringway();
     command.args(["copy", "--force", "s", "vm.qcow2"]).current_dir(path).stdout(Stdio::null());
     let mut child = command.spawn().unwrap();
-    let begun = || common::names(path).iter().any(|name| name.starts_with(".ringway-create-"));
-    common::guest::wait_for("the copy has begun", begun);
+    let begun =
+        || crate::common::names(path).iter().any(|name| name.starts_with(".ringway-create-"));
+    crate::common::guest::wait_for("the copy has begun", begun);
     let guest = ["io", "--format", "qcow2", "vm.qcow2", "-c", "write -P 0x77 0 1M"];
-    common::says(path, &guest, 1, &["in use"]);
+    crate::common::says(path, &guest, 1, &["in use"]);
     assert_eq!(wait(&mut child, PATIENCE).expect("it ends").code(), Some(0));
     slow.stop();
     copies(path, &["--from-format", "qcow2", "vm.qcow2", "b"]);
@@ -651,7 +651,7 @@ fn c55_an_image_that_is_overwritten_keeps_owner_and_mode() {
     let kept = std::fs::read(&image).unwrap();
     refuses(path, &["--force", "a", "vm.qcow2"], 1, "2 names");
     assert!(std::fs::read(&image).unwrap() == kept);
-    assert_eq!(common::names(path), ["a", "other", "vm.qcow2"]);
+    assert_eq!(crate::common::names(path), ["a", "other", "vm.qcow2"]);
     drop(a);
 }
 
@@ -729,7 +729,7 @@ fn begin(dir: &Path, ignored: Option<i32>) -> Child {
         });
     }
     let child = command.spawn().unwrap();
-    common::guest::wait_for("the copy has begun", || journal(&dir.join("b")).exists());
+    crate::common::guest::wait_for("the copy has begun", || journal(&dir.join("b")).exists());
     std::thread::sleep(Duration::from_millis(200));
     child
 }
@@ -797,7 +797,7 @@ flush) sleep 63;;
     std::fs::set_permissions(&program, executable).unwrap();
     File::create(path.join("d")).unwrap().set_len(20 * MIB + 4096).unwrap();
     let words = ["-f", "-U", "n.sock", "sh", program.to_str().unwrap()];
-    let Some(_server) = common::nbd::server(path, "nbdkit", &words) else { return };
+    let Some(_server) = crate::common::nbd::server(path, "nbdkit", &words) else { return };
     let mut command = ringway();
     command.args(["copy", "--force", "a"]).current_dir(path);
     command.arg(format!("nbd:unix:{}", path.join("n.sock").display()));

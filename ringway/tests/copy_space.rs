@@ -1,8 +1,6 @@
 //! `ringway copy`: what space a copy takes, on file systems made for it.
 
-mod common;
-
-use common::{Daemon, copies, copy, same, text};
+use crate::common::{Daemon, copies, copy, same, text};
 use ringway_testkit::{Lack, Mounted};
 use std::fs::File;
 use std::os::unix::fs::{FileExt, MetadataExt};

@@ -1,8 +1,6 @@
 //! `ringway ctl` and the control socket, from outside: the real program under load.
 
-mod common;
-
-use common::{Daemon, PATIENCE, folder, ringway, run, text, threads, write};
+use crate::common::{Daemon, PATIENCE, folder, ringway, run, text, threads, write};
 use ringway_driver::{BlkQueue, Device, Options};
 use serde_json::{Value, json};
 use std::io::{BufRead, BufReader, Read, Write};

@@ -1,10 +1,7 @@
 //! Something keeps the daemon from ending in order (hazard E10). In a release nobody can
 //! have it wait for less than 75 seconds.
-#![cfg(any(feature = "kill-points", debug_assertions))]
 
-mod common;
-
-use common::{Daemon, PATIENCE, folder, read, ringway, run, says, write};
+use crate::common::{Daemon, PATIENCE, folder, read, ringway, run, says, write};
 use ringway_driver::{BlkQueue, Device, Options};
 use std::path::Path;
 use std::time::{Duration, Instant};

@@ -1,8 +1,6 @@
 //! `ringway demo`, from outside.
 
-mod common;
-
-use common::{Daemon, ringway, run, text};
+use crate::common::{Daemon, ringway, run, text};
 use std::time::Duration;
 
 #[test]

@@ -1,8 +1,6 @@
 //! `ringway doctor`, and the counts that SIGUSR1 asks for, from outside.
 
-mod common;
-
-use common::{Daemon, PATIENCE, folder, read, ringway, run, snapshot, text, write};
+use crate::common::{Daemon, PATIENCE, folder, read, ringway, run, snapshot, text, write};
 use ringway_driver::Options;
 use serde_json::Value;
 use std::path::Path;

@@ -1,8 +1,6 @@
 //! `ringway ctl events` and the schema of the control socket, from outside.
 
-mod common;
-
-use common::{Daemon, PATIENCE, finish, folder, ringway, run, text, write};
+use crate::common::{Daemon, PATIENCE, finish, folder, ringway, run, text, write};
 use ringway_driver::{Device, Options};
 use ringway_testkit::Mounted;
 use ringway_testkit::raw::{F_VERSION_1, RawGuest};
@@ -163,7 +161,7 @@ fn what_happens_is_told_in_its_order() {
         events.seen.iter().map(|event| event["number"].as_u64().unwrap()).collect();
     assert!(numbers.windows(2).all(|pair| pair[0] + 1 == pair[1]), "{numbers:?}");
     daemon.stop();
-    let status = common::wait(&mut events.child, PATIENCE).unwrap();
+    let status = crate::common::wait(&mut events.child, PATIENCE).unwrap();
     assert_eq!(status.code(), Some(1), "the daemon has ended");
 }
 

@@ -1,9 +1,7 @@
 //! The fence: what a killed daemon had begun has landed before its successor serves (hazard C10), on
 //! every engine, with a disk that takes its time.
 
-mod common;
-
-use common::{Daemon, PATIENCE, read, ringway, run, text, wait, write};
+use crate::common::{Daemon, PATIENCE, read, ringway, run, text, wait, write};
 use ringway_driver::{Device, Options};
 use ringway_testkit::LateStore;
 use std::os::unix::process::ExitStatusExt;
@@ -169,7 +167,7 @@ fn c10_the_last_writes_of_a_killed_daemon_come_first_threads() {
 /// the lock meanwhile, and is not taken for a daemon that goes on.
 #[test]
 fn c10_the_helper_of_a_dead_daemon_is_waited_for() {
-    let dir = common::folder();
+    let dir = crate::common::folder();
     let dir = dir.path();
     let flock = std::fs::read("/usr/bin/flock").expect("a part of util-linux");
     for (name, waits) in [(ringway_disk::open::ENDING, true), ("ringway-else", false)] {

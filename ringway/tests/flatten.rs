@@ -1,13 +1,11 @@
 //! Disks that are flattened while they are served: what they hold, what a kill leaves, what is refused.
 #![allow(missing_docs)]
 
-mod common;
-
-use common::guest::{
+use crate::common::guest::{
     BYTES, Known, base, bytes, content, done, images, job, refused, same_between, says, wait_for,
     whole, within,
 };
-use common::{Daemon, ringway, run, text};
+use crate::common::{Daemon, ringway, run, text};
 use ringway_driver::Options;
 use ringway_testkit::{Mounted, Rng};
 use serde_json::Value;
@@ -107,7 +105,7 @@ fn c27_an_image_whose_table_of_counts_has_moved_is_merged() {
             let mut buffer = device.pool().alloc(64 << 10).unwrap();
             buffer.fill(byte);
             queue.write(at << 16, buffer, ()).unwrap();
-            assert!(common::finish(&mut queue).0, "{more:?} {at}: {}", daemon.log());
+            assert!(crate::common::finish(&mut queue).0, "{more:?} {at}: {}", daemon.log());
         };
         if merge == "commit" {
             done(dir, &["snapshot", "disk.qcow2", "old.qcow2"]);
@@ -192,8 +190,8 @@ fn c28_without_room_it_fails_and_the_disk_goes_on() {
     let sector = at as u64 / 512;
     let mut device = Options::new().connect(small.join("s")).unwrap();
     let mut queue = device.queue::<()>().unwrap();
-    assert!(common::write(&device, &mut queue, sector, 9));
-    assert_eq!(common::read(&device, &mut queue, sector), vec![9; 512]);
+    assert!(crate::common::write(&device, &mut queue, sector, 9));
+    assert_eq!(crate::common::read(&device, &mut queue, sector), vec![9; 512]);
     mounted.set_room(64 << 20);
     done(small, &["flatten", "s", "--wait"]);
     drop((queue, device));
@@ -286,7 +284,7 @@ fn clones_keep_a_base_that_one_of_them_has_left() {
     assert_eq!(facts["disks"][1]["qcow2"]["base_disks"], 1);
     let mut device = Options::new().connect(dir.join("t")).unwrap();
     let mut queue = device.queue::<()>().unwrap();
-    assert_eq!(common::read(&device, &mut queue, 1), base[512..1024]);
+    assert_eq!(crate::common::read(&device, &mut queue, 1), base[512..1024]);
     drop((queue, device));
     daemon.stop();
     // The same words serve both.

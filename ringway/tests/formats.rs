@@ -2,9 +2,7 @@
 //! programs have made is read.
 #![allow(missing_docs, clippy::cast_possible_truncation)]
 
-mod common;
-
-use common::{Daemon, copy, folder, names, ringway, run, says, text};
+use crate::common::{Daemon, copy, folder, names, ringway, run, says, text};
 use ringway_testkit::{Need, Rng, skip};
 use serde_json::Value;
 use std::fs::File;
@@ -215,14 +213,14 @@ fn nothing_is_left_of_an_image_that_could_not_be_made() {
     let mut child = ringway();
     child.args(["copy", "--compress", "--in-flight", "1", "big.raw", "new.qcow2"]);
     let mut child = child.current_dir(dir).stderr(Stdio::piped()).spawn().unwrap();
-    let deadline = Instant::now() + common::PATIENCE;
+    let deadline = Instant::now() + crate::common::PATIENCE;
     while names(dir).len() == 3 && Instant::now() < deadline {
         std::thread::sleep(Duration::from_millis(1));
     }
     let pid = i32::try_from(child.id()).unwrap();
     // SAFETY: our own child, not waited for yet.
     unsafe { libc::kill(pid, libc::SIGTERM) };
-    let status = common::wait(&mut child, common::PATIENCE).expect("it ends");
+    let status = crate::common::wait(&mut child, crate::common::PATIENCE).expect("it ends");
     let made = status.code() == Some(0);
     assert!(made || status.code() == Some(143), "{status:?}");
     let there = names(dir);

@@ -1,9 +1,7 @@
 //! All disks of a daemon share the threads that serve front-ends: what one of these does, or its disk,
 //! is no matter of the others.
 
-mod common;
-
-use common::{Daemon, PATIENCE, folder, read, ringway, run, text, threads};
+use crate::common::{Daemon, PATIENCE, folder, read, ringway, run, text, threads};
 use ringway_driver::Options;
 use ringway_testkit::raw::{DATA, Desc, F_VERSION_1, RawClient, RawGuest, request};
 use rustix::io::Errno;

@@ -1,9 +1,7 @@
 //! The host's disk fails, or is full, and is mended: guests wait, and in the end all is right. Row C18 of
 //! docs/hazards.md, from outside.
 
-mod common;
-
-use common::{Daemon, PATIENCE, folder, read, ringway, run, text, write};
+use crate::common::{Daemon, PATIENCE, folder, read, ringway, run, text, write};
 use ringway_driver::{BlkQueue, BufferPool, Device, Options};
 use ringway_testkit::{LateStore, Mounted, Rng, pattern};
 use serde_json::Value;

@@ -1,8 +1,6 @@
 //! `create`, `check` and `info` on qcow2 images, and what other commands say of the format, from outside.
 
-mod common;
-
-use common::{Daemon, folder, names, ringway, run, says, text};
+use crate::common::{Daemon, folder, names, ringway, run, says, text};
 use ringway_testkit::{Need, skip};
 use serde_json::Value;
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt, symlink};
@@ -238,7 +236,7 @@ fn c45_what_is_lost_is_named_and_the_rest_can_be_had() {
         says(dir, &serve, 1, &["a.qcow2", "1048576 bytes of the disk are lost", "--read-only"]);
         assert_eq!(image.metadata().unwrap().len(), end, "nothing is changed");
         let read_only = Daemon::serve(dir, &[&serve[1..], &["--read-only"]].concat());
-        let deadline = std::time::Instant::now() + common::PATIENCE;
+        let deadline = std::time::Instant::now() + crate::common::PATIENCE;
         while !read_only.log().contains("1048576 bytes of the disk are lost") {
             assert!(std::time::Instant::now() < deadline, "{}", read_only.log());
             std::thread::sleep(std::time::Duration::from_millis(10));

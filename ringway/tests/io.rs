@@ -1,8 +1,6 @@
 //! `ringway io` and `ringway info`, and what is generated for shells and manuals, from outside.
 
-mod common;
-
-use common::{Daemon, folder, ringway, run, snapshot, text};
+use crate::common::{Daemon, folder, ringway, run, snapshot, text};
 use ringway_testkit::{Need, skip};
 use serde_json::Value;
 use std::io::Write;

@@ -1,8 +1,6 @@
 //! Disks with a process of their own: they look like others, and their end costs nobody else anything.
 
-mod common;
-
-use common::{Daemon, PATIENCE, children, folder, read, ringway, run, text, write};
+use crate::common::{Daemon, PATIENCE, children, folder, read, ringway, run, text, write};
 use ringway_driver::{BlkQueue, Device, Options};
 use ringway_testkit::{Need, skip};
 use serde_json::Value;
@@ -204,7 +202,7 @@ fn e06_an_export_is_served_once_whatever_was_asked_of_its_disk() {
     let dir = folder();
     let dir = dir.path();
     let args = ["nbd", "disk.img", "--listen", "unix:n.sock", "--export", "d"];
-    let _server = common::nbd::server(dir, "ringway", &args).expect("our own is here");
+    let _server = crate::common::nbd::server(dir, "ringway", &args).expect("our own is here");
     let export = format!("nbd:unix:{}:d", dir.join("n.sock").display());
     let args = [&export, "--socket", "s", "--control", "ctl", "--isolate"];
     let daemon = Daemon::serve(dir, &args);
@@ -336,7 +334,7 @@ fn e06_a_start_that_fails_leaves_nothing() {
                   [[disk]]\nimage = 'new.img'\nsize = '1M'\nsocket = 'a'\n\
                   [[disk]]\nimage = 'disk.img'\nsocket = 'taken'\n";
     std::fs::write(dir.path().join("c.toml"), config).unwrap();
-    let before = common::snapshot(dir.path());
+    let before = crate::common::snapshot(dir.path());
     let serve = |args: &[&str]| {
         let mut command = ringway();
         command.arg("serve").args(args).current_dir(dir.path());
@@ -347,7 +345,7 @@ fn e06_a_start_that_fails_leaves_nothing() {
     let error = serve(&["--config", "c.toml"]);
     assert!(error.contains("c.toml, line 6") && error.contains("it is not a socket"), "{error}");
     assert_eq!(error.matches("error:").count(), 1, "{error}");
-    until("something stays", || common::snapshot(dir.path()) == before);
+    until("something stays", || crate::common::snapshot(dir.path()) == before);
     let error = serve(&["none.img", "--socket", "a", "--isolate"]);
     assert!(error.contains("none.img"), "{error}");
     // It says the same as a daemon that opens the disk itself.

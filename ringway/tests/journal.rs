@@ -1,9 +1,7 @@
 //! What a daemon has answered, and its guest not flushed, when the daemon is killed together with its helper.
 #![allow(missing_docs)]
 
-mod common;
-
-use common::{Daemon, folder, kill_all, read, ringway, run, text, until_ended, write};
+use crate::common::{Daemon, folder, kill_all, read, ringway, run, text, until_ended, write};
 use ringway_driver::{BlkQueue, Device, Options};
 use ringway_testkit::{LoopDevice, Mounted, Need, skip};
 use std::os::unix::fs::FileExt;
@@ -36,18 +34,18 @@ fn serve(dir: &Path, state: &str, more: &[&str]) -> Daemon {
 
 /// A guest that goes on with the next daemon.
 fn connect(dir: &Path) -> Device {
-    Options::new().reconnect(common::PATIENCE).connect(dir.join("s")).unwrap()
+    Options::new().reconnect(crate::common::PATIENCE).connect(dir.join("s")).unwrap()
 }
 
 fn flush(queue: &mut BlkQueue<()>) -> bool {
     queue.flush(()).unwrap();
-    common::finish(queue).0
+    crate::common::finish(queue).0
 }
 
 /// Runs a program of QEMU once nobody has the image any more: the kernel lets go of what killed processes
 /// had a moment after them.
 fn qemu(dir: &Path, program: &str, args: &[&str], statuses: &[i32]) {
-    let deadline = Instant::now() + common::PATIENCE;
+    let deadline = Instant::now() + crate::common::PATIENCE;
     loop {
         let output = Command::new(program).args(args).current_dir(dir).output().unwrap();
         let said = text(&output.stdout) + &text(&output.stderr);
@@ -126,7 +124,7 @@ fn c38_tools_leave_an_image_alone_that_waits_for_its_daemon() {
     kill_all(daemon);
     // The kernel lets go of it a moment later.
     let image = std::fs::File::open(dir.join("top.qcow2")).unwrap();
-    let deadline = Instant::now() + common::PATIENCE;
+    let deadline = Instant::now() + crate::common::PATIENCE;
     while ringway_disk::lock_image(&image, true).is_err() {
         assert!(Instant::now() < deadline, "somebody has it");
         std::thread::sleep(Duration::from_millis(5));
@@ -209,7 +207,7 @@ fn c38_a_guest_is_told_if_what_was_answered_is_lost() {
         let daemon = serve(dir, state, &[]);
         assert_eq!(read(&device, &mut queue, 7 * CLUSTER)[0], 0xba);
         assert!(!flush(&mut queue), "it is told nothing: {}", daemon.log());
-        let deadline = Instant::now() + common::PATIENCE;
+        let deadline = Instant::now() + crate::common::PATIENCE;
         while !daemon.log().contains("may be lost") {
             assert!(Instant::now() < deadline, "{}", daemon.log());
             std::thread::sleep(Duration::from_millis(10));
@@ -281,7 +279,8 @@ fn c18_a_flush_that_finds_no_room_for_a_table_is_held() {
     qemu(dir, "qemu-img", &args, &[0]);
     let args = ["small/top.qcow2", "--format", "qcow2", "--socket", "s", "--state-dir", "state"];
     let daemon = Daemon::serve(dir, &[&args[..], &["--control", "c", "--queues", "1"]].concat());
-    let mut device = Options::new().patience(common::PATIENCE).connect(dir.join("s")).unwrap();
+    let mut device =
+        Options::new().patience(crate::common::PATIENCE).connect(dir.join("s")).unwrap();
     let mut queue = device.queue::<()>().unwrap();
     assert!(write(&device, &mut queue, 0, 1) && write(&device, &mut queue, CLUSTER, 1));
     assert!(flush(&mut queue));
@@ -299,14 +298,14 @@ fn c18_a_flush_that_finds_no_room_for_a_table_is_held() {
         let list: serde_json::Value = serde_json::from_str(&ctl(dir, &["--json", "list"])).unwrap();
         list["disks"][0]["held"]["count"] == 1
     };
-    let deadline = Instant::now() + common::PATIENCE;
+    let deadline = Instant::now() + crate::common::PATIENCE;
     while !held() {
         assert!(Instant::now() < deadline, "{}", ctl(dir, &["--json", "list"]));
         std::thread::sleep(Duration::from_millis(10));
     }
     filler.set_len(0).unwrap();
     ctl(dir, &["retry", "0"]);
-    assert!(common::finish(&mut queue).0, "{}", daemon.log());
+    assert!(crate::common::finish(&mut queue).0, "{}", daemon.log());
     assert_eq!(read(&device, &mut queue, 640 * CLUSTER)[0], 2);
     drop((queue, device));
     daemon.stop();
@@ -339,7 +338,7 @@ fn c38_what_was_answered_is_found_on_a_device() {
         if all {
             kill_all(daemon);
         } else {
-            let others = common::descendants(daemon.pid());
+            let others = crate::common::descendants(daemon.pid());
             daemon.kill();
             until_ended(&others);
             // Nobody else has put it there: the next daemon does.

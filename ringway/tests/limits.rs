@@ -1,9 +1,7 @@
 //! Limits, from outside: options, files, `ctl limit`, and what becomes of a guest that asks for more.
 //! A byte a second lets one request pass, and the next one long after a test has ended.
 
-mod common;
-
-use common::{Daemon, PATIENCE, finish, folder, ringway, run, text, wait};
+use crate::common::{Daemon, PATIENCE, finish, folder, ringway, run, text, wait};
 use ringway_driver::{BlkQueue, Device, Options};
 use serde_json::{Value, json};
 use std::io::{BufRead, BufReader, Read, Write};

@@ -1,9 +1,9 @@
 //! The log of `ringway serve`, from outside: whatever becomes of it, disks are served, and the daemon
 //! ends when it is told to.
 
-mod common;
-
-use common::{Daemon, PATIENCE, children, finish, folder, read, ringway, run, text, wait, write};
+use crate::common::{
+    Daemon, PATIENCE, children, finish, folder, read, ringway, run, text, wait, write,
+};
 use ringway_driver::{Device, Options};
 use ringway_testkit::{LateStore, Mounted};
 use std::fs::File;

@@ -2,10 +2,10 @@
 //! what a kill or a signal leaves, what is refused.
 #![allow(missing_docs, clippy::cast_possible_truncation)]
 
-mod common;
-
-use common::guest::{Known, bytes, disk_on_base, images, same_between, says, wait_for, whole};
-use common::{Daemon, ringway, text, wait};
+use crate::common::guest::{
+    Known, bytes, disk_on_base, images, same_between, says, wait_for, whole,
+};
+use crate::common::{Daemon, ringway, text, wait};
 use ringway_testkit::{Need, Rng, skip};
 use serde_json::Value;
 use std::fs::File;
@@ -136,7 +136,7 @@ fn c34_a_base_with_a_data_file_takes_an_image_in() {
             let mut child = start(dir, "commit");
             std::thread::sleep(Duration::from_millis(rng.below(300)));
             child.kill().unwrap();
-            wait(&mut child, common::PATIENCE).unwrap();
+            wait(&mut child, crate::common::PATIENCE).unwrap();
             assert!(bytes(dir, "disk.qcow2") == disk, "{options}: killed");
         }
         done(dir, &["commit", "--json", "disk.qcow2"]);
@@ -172,7 +172,7 @@ fn c34_killed_at_any_moment_the_disk_holds_what_it_did() {
             let signal = if rng.below(3) == 0 { libc::SIGTERM } else { libc::SIGKILL };
             // SAFETY: our child, which nobody has waited for.
             unsafe { libc::kill(child.id().try_into().unwrap(), signal) };
-            let status = wait(&mut child, common::PATIENCE).expect("it ends");
+            let status = wait(&mut child, crate::common::PATIENCE).expect("it ends");
             println!("{command}, raw {raw}, round {round}: {status}");
             assert!(bytes(dir, "disk.qcow2") == content);
             whole(dir, "disk.qcow2");
@@ -224,7 +224,7 @@ fn c34_a_signal_ends_it_in_order() {
         });
         // SAFETY: our child, which nobody has waited for.
         assert_eq!(unsafe { libc::kill(its.try_into().unwrap(), libc::SIGTERM) }, 0);
-        let status = wait(&mut child, common::PATIENCE).expect("it ends");
+        let status = wait(&mut child, crate::common::PATIENCE).expect("it ends");
         assert_eq!(status.code(), Some(128 + libc::SIGTERM));
         let mut said = String::new();
         std::io::Read::read_to_string(&mut child.stderr.take().unwrap(), &mut said).unwrap();

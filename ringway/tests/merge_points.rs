@@ -1,15 +1,12 @@
 //! The daemon dies at each named step of a snapshot, of flattening and of merging, under a guest that
 //! writes: the chain is whole each time, and the same command can be given again. Not for a release,
 //! which has no points to die at.
-#![cfg(any(feature = "kill-points", debug_assertions))]
 #![allow(missing_docs)]
 
-mod common;
-
-use common::guest::{
+use crate::common::guest::{
     Known, base, bytes, content, done, images, same_between, says, wait_for, whole, within,
 };
-use common::{Daemon, ringway, run, text};
+use crate::common::{Daemon, ringway, run, text};
 use std::path::Path;
 use std::sync::atomic::Ordering::SeqCst;
 

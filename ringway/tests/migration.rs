@@ -2,9 +2,7 @@
 //! image goes by the file, and its lock with the guest (hazard C36).
 #![allow(missing_docs, clippy::cast_possible_truncation)]
 
-mod common;
-
-use common::{Daemon, PATIENCE, folder, kill_all, ringway, run, text};
+use crate::common::{Daemon, PATIENCE, folder, kill_all, ringway, run, text};
 use ringway_testkit::raw::{DATA, F_FLUSH, F_PROTOCOL, F_VERSION_1, RawGuest, halves};
 use ringway_testkit::raw::{request, words};
 use ringway_testkit::{Need, Rng, skip};
@@ -482,7 +480,7 @@ fn c40_what_was_answered_leaves_with_the_guest() {
 
 /// As [`kill_all`], of a daemon that may have nobody else.
 fn kill_all_of(daemon: Daemon) {
-    match common::children(daemon.pid()).is_empty() {
+    match crate::common::children(daemon.pid()).is_empty() {
         true => daemon.kill(),
         false => kill_all(daemon),
     }

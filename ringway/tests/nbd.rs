@@ -2,9 +2,7 @@
 //! refused; kills and signals lose nothing that was answered.
 #![allow(missing_docs, clippy::cast_possible_truncation)]
 
-mod common;
-
-use common::{Daemon, folder, ringway, run, snapshot, text};
+use crate::common::{Daemon, folder, ringway, run, snapshot, text};
 use ringway_testkit::nbd::{Client, EXTENDED, QEMU, STRUCTURED, command as c, extents_of, flag};
 use ringway_testkit::{Mounted, Need, Rng, skip};
 use std::os::unix::net::UnixStream;

@@ -1,9 +1,7 @@
 //! `ringway nbd` with TLS: stock clients copy over it, and nobody else gets anything.
 #![allow(missing_docs)]
 
-mod common;
-
-use common::{Daemon, PATIENCE, authorities, folder, ringway, run, text};
+use crate::common::{Daemon, PATIENCE, authorities, folder, ringway, run, text};
 use ringway_testkit::{Need, skip};
 use std::io::{Read, Write};
 use std::net::TcpStream;

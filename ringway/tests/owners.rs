@@ -2,9 +2,9 @@
 //! alive is not taken for dead.
 #![allow(missing_docs)]
 
-mod common;
-
-use common::{Daemon, descendants, folder, kill_all, read, ringway, run, text, until_ended, write};
+use crate::common::{
+    Daemon, descendants, folder, kill_all, read, ringway, run, text, until_ended, write,
+};
 use ringway_driver::{Device, Options};
 use ringway_testkit::{Need, Rng, skip};
 use std::os::unix::process::CommandExt;
@@ -35,7 +35,7 @@ fn serve(dir: &Path, more: &[&str]) -> Daemon {
 
 /// A guest that goes on with the next daemon.
 fn connect(dir: &Path) -> Device {
-    Options::new().reconnect(common::PATIENCE).connect(dir.join("s")).unwrap()
+    Options::new().reconnect(crate::common::PATIENCE).connect(dir.join("s")).unwrap()
 }
 
 fn ctl(dir: &Path, args: &[&str]) -> (bool, String) {
@@ -85,7 +85,7 @@ fn c39_a_request_that_is_too_long_ends_nobody() {
             assert_eq!(read(&device, &mut queue, cluster * CLUSTER)[0], 1, "cluster {cluster}");
         }
         queue.flush(()).unwrap();
-        assert!(common::finish(&mut queue).0, "{}", daemon.log());
+        assert!(crate::common::finish(&mut queue).0, "{}", daemon.log());
         drop((queue, device));
         daemon.stop();
         assert_eq!(std::fs::read_dir(dir.join("state")).unwrap().count(), 0, "nothing is left");
@@ -146,7 +146,7 @@ fn e27_no_process_outlives_a_daemon_that_was_killed() {
         if round % 3 == 0 {
             let begun = std::time::Instant::now();
             while !dir.join("t").exists() || !dir.join("s").exists() {
-                assert!(begun.elapsed() < common::PATIENCE, "it does not start");
+                assert!(begun.elapsed() < crate::common::PATIENCE, "it does not start");
                 std::thread::sleep(Duration::from_millis(2));
             }
         }
@@ -156,7 +156,7 @@ fn e27_no_process_outlives_a_daemon_that_was_killed() {
         daemon.wait().unwrap();
         until_ended(&others);
         // And those that were about to be started.
-        let deadline = std::time::Instant::now() + common::PATIENCE;
+        let deadline = std::time::Instant::now() + crate::common::PATIENCE;
         while !group_of(group).is_empty() {
             assert!(std::time::Instant::now() < deadline, "{:?}", group_of(group));
             std::thread::sleep(Duration::from_millis(5));

@@ -1,9 +1,7 @@
 //! `ringway top --serve`, as a browser sees it, and as somebody who means no good does.
 
-mod common;
-
-use common::browser::Browser;
-use common::{Daemon, PATIENCE, folder, read, ringway, run, text, write};
+use crate::common::browser::Browser;
+use crate::common::{Daemon, PATIENCE, folder, read, ringway, run, text, write};
 use ringway_driver::{Device, Options};
 use serde_json::Value;
 use std::io::{ErrorKind, Read, Write};

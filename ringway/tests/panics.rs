@@ -1,10 +1,7 @@
 //! A thread of the real program panics (hazard E5): what that costs, and what not. In a release
 //! no thread can be told to.
-#![cfg(any(feature = "kill-points", debug_assertions))]
 
-mod common;
-
-use common::{Daemon, PATIENCE, folder, read, ringway, run, text, write};
+use crate::common::{Daemon, PATIENCE, folder, read, ringway, run, text, write};
 use ringway_driver::{BlkQueue, Device, Options};
 use std::path::Path;
 use std::process::{Command, Output, Stdio};

@@ -1,8 +1,6 @@
 //! `ringway serve --path`: merged where it was asked for, chosen where it was not.
 
-mod common;
-
-use common::{Daemon, PATIENCE, folder};
+use crate::common::{Daemon, PATIENCE, folder};
 use ringway_driver::{BlkQueue, Device, Options};
 use std::path::Path;
 use std::time::{Duration, Instant};

@@ -1,9 +1,7 @@
 //! Disks whose images are qcow2: served, killed, refused.
 #![allow(missing_docs, clippy::cast_possible_truncation)]
 
-mod common;
-
-use common::{Daemon, folder, read, ringway, run, text, write};
+use crate::common::{Daemon, folder, read, ringway, run, text, write};
 use ringway_driver::Options;
 use ringway_testkit::{Need, Rng, skip};
 use std::path::Path;
@@ -17,7 +15,7 @@ const SECTORS: u64 = 16384;
 /// Runs `qemu-img`, once nobody has the image any more: what a killed daemon started ends a moment
 /// after it.
 fn img(dir: &Path, args: &[&str]) -> std::io::Result<Output> {
-    let deadline = Instant::now() + common::PATIENCE;
+    let deadline = Instant::now() + crate::common::PATIENCE;
     loop {
         let output = Command::new("qemu-img").args(args).current_dir(dir).output()?;
         if !text(&output.stderr).contains("\" lock") || Instant::now() >= deadline {
@@ -240,7 +238,7 @@ fn first_writes_have_threads_that_end() {
     }
     most = writers(&daemon).max(most);
     assert!(load.wait().unwrap().success() && (1..8).contains(&most), "{most} threads");
-    let deadline = Instant::now() + common::PATIENCE;
+    let deadline = Instant::now() + crate::common::PATIENCE;
     while writers(&daemon) > 0 {
         assert!(Instant::now() < deadline, "they never end");
         std::thread::sleep(Duration::from_millis(100));

@@ -1,9 +1,7 @@
 //! Programs of QEMU and this one on the same image: each refuses what the other one has locked (hazard
 //! C11), as two programs of QEMU do.
 
-mod common;
-
-use common::{Daemon, PATIENCE, folder, ringway, run, text};
+use crate::common::{Daemon, PATIENCE, folder, ringway, run, text};
 use ringway_testkit::{Need, skip};
 use std::io::Read;
 use std::path::Path;
@@ -288,7 +286,7 @@ fn c11_what_qemu_has_is_not_added_until_it_is_let_go() {
             assert!(output.status.success(), "{sandbox:?}, {add:?}, let go: {said}");
             let mut device = ringway_driver::Device::connect(dir.join("added")).unwrap();
             let mut queue = device.queue().unwrap();
-            assert!(common::write(&device, &mut queue, 1, 7), "{sandbox:?}, {add:?}");
+            assert!(crate::common::write(&device, &mut queue, 1, 7), "{sandbox:?}, {add:?}");
             drop((queue, device));
             assert!(ctl(dir, &["remove", add[1]]).status.success(), "{sandbox:?}, {add:?}");
             let _ = std::fs::remove_file(dir.join("q"));

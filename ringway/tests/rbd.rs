@@ -1,9 +1,7 @@
 //! Disks of a Ceph cluster, from outside: `ringway serve rbd:…` before a real cluster that the test makes, in
 //! the sandbox. Group G of docs/hazards.md.
 
-mod common;
-
-use common::{Daemon, PATIENCE, folder, ringway, run, snapshot, text};
+use crate::common::{Daemon, PATIENCE, folder, ringway, run, snapshot, text};
 use ringway_driver::{BlkQueue, BufferPool, Device, Options};
 use ringway_testkit::{Need, pattern, skip};
 use std::path::{Path, PathBuf};

@@ -1,8 +1,6 @@
 //! SIGHUP and `ringway ctl reload`: the configuration file is read again, in the sandbox.
 
-mod common;
-
-use common::{Daemon, PATIENCE, folder, ringway, run, text, write};
+use crate::common::{Daemon, PATIENCE, folder, ringway, run, text, write};
 use ringway_driver::Options;
 use serde_json::{Value, json};
 use std::os::unix::net::UnixDatagram;

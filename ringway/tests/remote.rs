@@ -1,15 +1,13 @@
 //! Disks of NBD servers, from outside: `ringway serve nbd:…` before stock servers and our own, which fail,
 //! fall silent, die and come back. The rows of group F of docs/hazards.md that need real programs.
 
-mod common;
-
-use common::exports::{
+use crate::common::exports::{
     BYTES, EXPORT, LISTEN, MIB, REQUESTS, STORAGE, assert_written, connect, goes_on, guest_of_part,
     image, is_flushed,
 };
-use common::guest::{ctl, wait_for as until};
-use common::nbd::{Server, server};
-use common::{Daemon, folder, ringway, run, snapshot, text};
+use crate::common::guest::{ctl, wait_for as until};
+use crate::common::nbd::{Server, server};
+use crate::common::{Daemon, folder, ringway, run, snapshot, text};
 use ringway_driver::{BlkQueue, BufferPool};
 use ringway_testkit::{Need, pattern, skip};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -194,21 +192,21 @@ fn f03_a_server_that_stands_still_is_left_after_the_time_that_was_given() {
         let daemon = serve(path, &args);
         let mut device = connect(path, 1);
         let mut queue: BlkQueue<()> = device.queue().unwrap();
-        assert!(common::write(&device, &mut queue, 3, 7));
+        assert!(crate::common::write(&device, &mut queue, 3, 7));
         queue.flush(()).unwrap();
-        assert!(common::finish(&mut queue).0);
+        assert!(crate::common::finish(&mut queue).0);
         signal(libc::SIGSTOP);
         queue.read(3 * 512, device.pool().alloc(512).unwrap(), ()).unwrap();
         queue.submit().unwrap();
         until("that is told", || daemon.log().contains("has said nothing for 1 s"));
         assert!(!queue.wait(Some(Duration::from_millis(100))).unwrap(), "who answers?");
         signal(libc::SIGCONT);
-        assert_eq!(common::finish(&mut queue), (true, vec![7; 512]));
+        assert_eq!(crate::common::finish(&mut queue), (true, vec![7; 512]));
         let again = || daemon.log().contains("connected to the NBD server again");
         until("that it is connected again is told", again);
-        assert!(common::write(&device, &mut queue, 4, 8));
+        assert!(crate::common::write(&device, &mut queue, 4, 8));
         queue.flush(()).unwrap();
-        assert!(common::finish(&mut queue).0, "nothing was lost");
+        assert!(crate::common::finish(&mut queue).0, "nothing was lost");
         daemon.stop();
     }
 }
@@ -222,13 +220,13 @@ fn f06_requests_fail_after_the_time_that_was_given_until_the_server_is_back() {
     let daemon = serve(path, &["--reconnect-timeout", "1"]);
     let mut device = connect(path, 1);
     let mut queue: BlkQueue<()> = device.queue().unwrap();
-    assert!(common::write(&device, &mut queue, 3, 7));
+    assert!(crate::common::write(&device, &mut queue, 3, 7));
     queue.flush(()).unwrap();
-    assert!(common::finish(&mut queue).0);
+    assert!(crate::common::finish(&mut queue).0);
     drop(first);
     let read = |queue: &mut BlkQueue<()>| {
         queue.read(3 * 512, device.pool().alloc(512).unwrap(), ()).unwrap();
-        common::finish(queue)
+        crate::common::finish(queue)
     };
     assert!(!read(&mut queue).0, "a read without a server");
     until("that is told", || daemon.log().contains("requests fail until there is one"));
@@ -311,7 +309,7 @@ fn f17_a_daemon_that_ends_has_its_server_flush_and_one_that_is_killed_leaves_a_m
         let daemon = serve(path, &args);
         let mut device = connect(path, 1);
         let mut queue: BlkQueue<()> = device.queue().unwrap();
-        assert!(common::write(&device, &mut queue, 3, 7));
+        assert!(crate::common::write(&device, &mut queue, 3, 7));
         assert_eq!(flushes(), 1, "the first request is one");
         if killed {
             daemon.kill();
@@ -324,7 +322,7 @@ fn f17_a_daemon_that_ends_has_its_server_flush_and_one_that_is_killed_leaves_a_m
         let daemon = serve(path, &args);
         let flush = |queue: &mut BlkQueue<()>| {
             queue.flush(()).unwrap();
-            common::finish(queue).0
+            crate::common::finish(queue).0
         };
         assert_eq!(flush(&mut queue), !killed, "{more:?}: {}", daemon.log());
         // Whoever begins afresh was answered nothing.
@@ -383,7 +381,7 @@ fn f09_requests_that_a_server_fails_are_held_until_it_is_mended() {
     };
     let mut device = connect(path, 1);
     let mut queue: BlkQueue<()> = device.queue().unwrap();
-    assert!(common::write(&device, &mut queue, 3, 7));
+    assert!(crate::common::write(&device, &mut queue, 3, 7));
     std::fs::write(path.join("broken"), "").unwrap();
     let buffer = device.pool().alloc(512).unwrap();
     queue.read(3 * 512, buffer, ()).unwrap();
@@ -391,7 +389,7 @@ fn f09_requests_that_a_server_fails_are_held_until_it_is_mended() {
     until("the read is held", || ctl(&["list"]).contains("1 request is held"));
     std::fs::remove_file(path.join("broken")).unwrap();
     ctl(&["retry", "0"]);
-    let (ok, bytes) = common::finish(&mut queue);
+    let (ok, bytes) = crate::common::finish(&mut queue);
     assert!(ok && bytes == [7; 512]);
 }
 
@@ -739,10 +737,10 @@ fn f19_a_removed_disk_does_not_come_back_to_its_server() {
     assert!(added.status.success(), "{}", text(&added.stderr));
     let mut device = connect(&path.join("next"), 1);
     let mut queue: BlkQueue<()> = device.queue().unwrap();
-    assert!(common::write(&device, &mut queue, 0, 9));
+    assert!(crate::common::write(&device, &mut queue, 0, 9));
     queue.flush(()).unwrap();
-    assert!(common::finish(&mut queue).0, "{}", daemon.log());
-    assert_eq!(common::read(&device, &mut queue, 0), [9; 512]);
+    assert!(crate::common::finish(&mut queue).0, "{}", daemon.log());
+    assert_eq!(crate::common::read(&device, &mut queue, 0), [9; 512]);
     drop((queue, device));
     daemon.stop();
     assert_eq!(writes("again"), 1);
@@ -764,9 +762,9 @@ fn f20_neither_guest_nor_copy_goes_on_with_another_disk() {
     let daemon = serve(path, &[]);
     let mut device = connect(path, 1);
     let mut queue: BlkQueue<()> = device.queue().unwrap();
-    assert!(common::write(&device, &mut queue, 3, 7));
+    assert!(crate::common::write(&device, &mut queue, 3, 7));
     queue.flush(()).unwrap();
-    assert!(common::finish(&mut queue).0);
+    assert!(crate::common::finish(&mut queue).0);
     let export = format!("nbd:unix:{}/n.sock", path.display());
     let mut copy = ringway();
     copy.args(["copy", &export, "backup.img"]).current_dir(path);
@@ -786,7 +784,7 @@ fn f20_neither_guest_nor_copy_goes_on_with_another_disk() {
     assert!(!copied.status.success(), "{}", text(&copied.stdout));
     drop(other);
     let _first = start(["vm1.img", "vm2.img"]);
-    assert!(common::finish(&mut queue).0, "{}", daemon.log());
+    assert!(crate::common::finish(&mut queue).0, "{}", daemon.log());
     drop((queue, device));
     daemon.stop();
     let vm1 = std::fs::read(path.join("vm1.img")).unwrap();

@@ -1,12 +1,10 @@
 //! Hosts of NBD servers that move, and resolvers that are slow or know nothing, from outside: row F13 of
 //! docs/hazards.md. The daemon has files of /etc and a server of names of its own.
 
-mod common;
-
-use common::exports::image;
-use common::guest::wait_for as until;
-use common::nbd::{Server, server_at};
-use common::{Daemon, folder, ringway};
+use crate::common::exports::image;
+use crate::common::guest::wait_for as until;
+use crate::common::nbd::{Server, server_at};
+use crate::common::{Daemon, folder, ringway};
 use ringway_driver::{BlkQueue, Device, Options};
 use ringway_testkit::{Need, skip};
 use std::ffi::CString;
@@ -112,7 +110,7 @@ fn nbdkit(dir: &Path, at: Ipv4Addr, port: &str) -> Option<Server> {
 }
 
 fn connect(dir: &Path) -> Device {
-    let options = Options::new().queues(1).patience(common::PATIENCE);
+    let options = Options::new().queues(1).patience(crate::common::PATIENCE);
     options.memory(1 << 20).connect(dir.join("s")).unwrap()
 }
 
@@ -144,14 +142,14 @@ fn moves(path: &Path, names: &Mutex<Names>, more: &[&str]) {
     let daemon = Daemon::start(command);
     let mut device = connect(path);
     let mut queue: BlkQueue<()> = device.queue().unwrap();
-    assert!(common::write(&device, &mut queue, 3, 7));
+    assert!(crate::common::write(&device, &mut queue, 3, 7));
     assert!(!daemon.log().contains("look up"), "{}", daemon.log());
 
     // Who is asked says nothing: the server is where it was.
     says(Names::Silent);
     drop(first);
     let second = nbdkit(path, FIRST, &port);
-    assert!(common::write(&device, &mut queue, 4, 8));
+    assert!(crate::common::write(&device, &mut queue, 4, 8));
     let told =
         "'store.example' again: the resolver has not answered for 1 s. It is tried at 127.53.0.2";
     until("that is told", || daemon.log().contains(told));
@@ -164,18 +162,18 @@ fn moves(path: &Path, names: &Mutex<Names>, more: &[&str]) {
     let told = "again: failed to lookup address information: N";
     until("that is told", || daemon.log().contains(told));
     let third = nbdkit(path, FIRST, &port);
-    assert_eq!(common::finish(&mut queue), (true, vec![7; 512]));
+    assert_eq!(crate::common::finish(&mut queue), (true, vec![7; 512]));
 
     // It has moved.
     says(Names::At(SECOND));
     drop(third);
     let fourth = nbdkit(path, SECOND, &port);
-    assert_eq!(common::read(&device, &mut queue, 3), [7; 512]);
-    assert!(common::write(&device, &mut queue, 6, 10));
+    assert_eq!(crate::common::read(&device, &mut queue, 3), [7; 512]);
+    assert!(crate::common::write(&device, &mut queue, 6, 10));
     let told = "the host 'store.example' is at 127.53.0.3 now (before: 127.53.0.2)";
     until("that is told", || daemon.log().contains(told));
     queue.flush(()).unwrap();
-    assert!(common::finish(&mut queue).0, "{}", daemon.log());
+    assert!(crate::common::finish(&mut queue).0, "{}", daemon.log());
     drop((queue, device));
     daemon.stop();
     let disk = std::fs::read(path.join("disk.img")).unwrap();

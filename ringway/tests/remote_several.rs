@@ -1,12 +1,10 @@
 //! Several connections to an NBD server, from outside: row F15 of docs/hazards.md, by every way that a server
 //! is reached.
 
-mod common;
-
-use common::exports::{EXPORT, LISTEN, STORAGE, connect, goes_on, guest_of_queues, image};
-use common::guest::wait_for as until;
-use common::nbd::{Server, server, server_at};
-use common::{Daemon, authorities, folder};
+use crate::common::exports::{EXPORT, LISTEN, STORAGE, connect, goes_on, guest_of_queues, image};
+use crate::common::guest::wait_for as until;
+use crate::common::nbd::{Server, server, server_at};
+use crate::common::{Daemon, authorities, folder};
 use ringway_driver::BlkQueue;
 use ringway_testkit::{Need, skip};
 use std::net::{TcpListener, TcpStream};
@@ -354,21 +352,21 @@ fn f03_a_server_over_tls_that_stands_still_is_left_after_the_time_that_was_given
         let daemon = place.serve(&["--response-timeout", "1", "--connect-timeout", "1"]);
         let mut device = connect(path, 1);
         let mut queue: BlkQueue<()> = device.queue().unwrap();
-        assert!(common::write(&device, &mut queue, 3, 7));
+        assert!(crate::common::write(&device, &mut queue, 3, 7));
         queue.flush(()).unwrap();
-        assert!(common::finish(&mut queue).0);
+        assert!(crate::common::finish(&mut queue).0);
         signal(libc::SIGSTOP);
         queue.read(3 * 512, device.pool().alloc(512).unwrap(), ()).unwrap();
         queue.submit().unwrap();
         until("that is told", || daemon.log().contains("has said nothing for 1 s"));
         assert!(!queue.wait(Some(Duration::from_millis(100))).unwrap(), "who answers?");
         signal(libc::SIGCONT);
-        assert_eq!(common::finish(&mut queue), (true, vec![7; 512]));
+        assert_eq!(crate::common::finish(&mut queue), (true, vec![7; 512]));
         let again = || daemon.log().contains("connected to the NBD server again");
         until("that it is connected again is told", again);
-        assert!(common::write(&device, &mut queue, 4, 8));
+        assert!(crate::common::write(&device, &mut queue, 4, 8));
         queue.flush(()).unwrap();
-        assert!(common::finish(&mut queue).0, "nothing was lost");
+        assert!(crate::common::finish(&mut queue).0, "nothing was lost");
         daemon.stop();
     }
 }

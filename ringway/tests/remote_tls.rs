@@ -1,10 +1,8 @@
 //! Disks of NBD servers over TLS, from outside: row F14 of docs/hazards.md, with stock servers and our own.
 
-mod common;
-
-use common::guest::wait_for as until;
-use common::nbd::{Server, server};
-use common::{Daemon, PATIENCE, authorities, folder, ringway, run, text};
+use crate::common::guest::wait_for as until;
+use crate::common::nbd::{Server, server};
+use crate::common::{Daemon, PATIENCE, authorities, folder, ringway, run, text};
 use ringway_driver::{BlkQueue, Device, Options};
 use ringway_testkit::{Need, skip};
 use std::net::TcpListener;
@@ -103,13 +101,13 @@ fn f14_each_server_is_reached_over_tls_and_reached_again() {
         let daemon = Daemon::serve(dir, &args_of_disk);
         let mut device = connect(dir);
         let mut queue: BlkQueue<()> = device.queue().unwrap();
-        assert!(common::write(&device, &mut queue, 3, 7), "{}", daemon.log());
+        assert!(crate::common::write(&device, &mut queue, 3, 7), "{}", daemon.log());
         drop(first);
         let _second = start(dir, program, &args);
-        assert!(common::write(&device, &mut queue, 5, 9), "{}", daemon.log());
-        assert_eq!(common::read(&device, &mut queue, 3), [7; 512]);
+        assert!(crate::common::write(&device, &mut queue, 5, 9), "{}", daemon.log());
+        assert_eq!(crate::common::read(&device, &mut queue, 3), [7; 512]);
         queue.flush(()).unwrap();
-        assert!(common::finish(&mut queue).0, "{}", daemon.log());
+        assert!(crate::common::finish(&mut queue).0, "{}", daemon.log());
         until("that is told", || daemon.log().contains("connected to the NBD server again"));
         drop((queue, device));
         daemon.stop();
@@ -130,10 +128,13 @@ fn f14_keys_stay_with_the_helper_process() {
     let args = [&["--tls-verify-peer"], NBDKIT].concat();
     let Some(_server) = start(dir, "nbdkit", &args) else { return };
     let daemon = Daemon::serve(dir, &[&export(dir, "full"), "--socket", "s"]);
-    let names = |pid| -> Vec<String> { common::threads(pid).iter().map(|t| t.name()).collect() };
+    let names =
+        |pid| -> Vec<String> { crate::common::threads(pid).iter().map(|t| t.name()).collect() };
     let carries = |pid| names(pid).iter().any(|name| name == "nbd-tls");
     assert!(!carries(daemon.pid()), "{:?}", names(daemon.pid()));
-    until("a thread carries TLS", || common::children(daemon.pid()).into_iter().any(carries));
+    until("a thread carries TLS", || {
+        crate::common::children(daemon.pid()).into_iter().any(carries)
+    });
     daemon.stop();
 }
 

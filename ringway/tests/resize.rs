@@ -1,9 +1,7 @@
 //! Images whose disks become larger or smaller while nobody serves them (hazard C37).
 #![allow(missing_docs, clippy::cast_possible_truncation)]
 
-mod common;
-
-use common::{Daemon, PATIENCE, folder, ringway, run, text, wait};
+use crate::common::{Daemon, PATIENCE, folder, ringway, run, text, wait};
 use ringway_testkit::{Need, Rng, skip};
 use std::path::Path;
 use std::process::{Command, Stdio};

@@ -2,9 +2,7 @@
 //! user. That each forbidden call ends it is tested beside the lists (`src/sandbox/tests.rs`); that
 //! nothing is forbidden which is needed, by all other tests of this folder, which run inside.
 
-mod common;
-
-use common::{Daemon, PATIENCE, Thread, folder, read, ringway, run, text, threads, write};
+use crate::common::{Daemon, PATIENCE, Thread, folder, read, ringway, run, text, threads, write};
 use ringway_control::request::COMMANDS;
 use ringway_driver::{Device, Options};
 use ringway_testkit::{Need, skip};

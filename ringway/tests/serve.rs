@@ -1,8 +1,8 @@
 //! `ringway serve`, from outside: the real program, a front-end, signals.
 
-mod common;
-
-use common::{Daemon, PATIENCE, folder, read, ringway, run, says, serial, snapshot, text, write};
+use crate::common::{
+    Daemon, PATIENCE, folder, read, ringway, run, says, serial, snapshot, text, write,
+};
 use ringway_driver::{Device, Options};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::net::{UnixDatagram, UnixListener, UnixStream};

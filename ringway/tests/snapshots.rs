@@ -1,10 +1,8 @@
 //! Snapshots of disks that are served: what they hold, what the disk holds, and what a kill leaves.
 #![allow(missing_docs)]
 
-mod common;
-
-use common::guest::{Known, STRIDE, content, ctl, done, says, whole, within};
-use common::{Daemon, ringway, run, text};
+use crate::common::guest::{Known, STRIDE, content, ctl, done, says, whole, within};
+use crate::common::{Daemon, ringway, run, text};
 use ringway_driver::Options;
 use ringway_testkit::Rng;
 use serde_json::{Value, json};
@@ -79,7 +77,7 @@ fn a_snapshot_holds_what_had_been_written_and_the_disk_goes_on() {
         let mut device = Options::new().connect(dir.join("s")).unwrap();
         let mut queue = device.queue::<()>().unwrap();
         for (place, number) in end.iter().enumerate() {
-            let sector = common::read(&device, &mut queue, place as u64 * STRIDE / 512);
+            let sector = crate::common::read(&device, &mut queue, place as u64 * STRIDE / 512);
             assert_eq!(sector[..8], number.to_le_bytes(), "place {place}");
         }
         drop((queue, device));

@@ -1,8 +1,6 @@
 //! Who may connect to the sockets of `ringway serve`, whatever the umask is.
 
-mod common;
-
-use common::{Daemon, folder, ringway, run, text};
+use crate::common::{Daemon, folder, ringway, run, text};
 use ringway_testkit::{Need, skip};
 use std::io;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};

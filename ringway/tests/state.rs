@@ -1,9 +1,7 @@
 //! What is not in guests' memory and outlives a daemon: pauses, failed flushes.
 #![allow(missing_docs)]
 
-mod common;
-
-use common::{Daemon, folder, ringway, write};
+use crate::common::{Daemon, folder, ringway, write};
 use ringway_driver::{BlkQueue, Device, Options};
 use ringway_testkit::{LoopDevice, Mounted};
 use std::io::Write;
@@ -50,7 +48,7 @@ fn c15_a_paused_disk_is_paused_in_the_next_daemon() {
         queue.read(0, device.pool().alloc(512).unwrap(), ()).unwrap();
         assert!(!queue.wait(Some(Duration::from_millis(200))).unwrap());
         ctl(dir, &["resume", "0"]);
-        assert!(queue.wait(Some(common::PATIENCE)).unwrap());
+        assert!(queue.wait(Some(crate::common::PATIENCE)).unwrap());
         assert!(queue.pop().unwrap().is_some_and(|done| done.is_ok()));
         assert!(write(&device, &mut queue, 1, 7));
         daemon.kill();
@@ -162,7 +160,7 @@ fn c15_a_pause_that_was_noted_outlives_its_daemon() {
     let mut daemon = Daemon::start(command);
     let mut pause = ringway();
     pause.args(["ctl", "--control", "c", "pause", "0"]).current_dir(dir);
-    assert_ne!(common::run(pause).status.code(), Some(0), "nobody can have answered");
+    assert_ne!(crate::common::run(pause).status.code(), Some(0), "nobody can have answered");
     assert_eq!(daemon.wait().0.code(), None, "it was killed");
     let daemon = serve(dir, &[]);
     assert!(ctl(dir, &["list", "--json"]).contains("\"paused\""), "{}", daemon.log());
@@ -187,7 +185,8 @@ fn c15_a_guest_that_goes_on_is_told_of_a_size_that_changed() {
         let dir = folder();
         let dir = dir.path();
         let mut daemon = serve(dir, more);
-        let options = Options::new().packed(packed).watch_config(true).reconnect(common::PATIENCE);
+        let options =
+            Options::new().packed(packed).watch_config(true).reconnect(crate::common::PATIENCE);
         let mut device = options.connect(dir.join("s")).unwrap();
         let mut queue = device.queue::<()>().unwrap();
         assert!(write(&device, &mut queue, 1, 7));
@@ -232,7 +231,7 @@ fn c15_a_guest_that_goes_on_is_told_of_a_size_that_changed() {
 
 /// Waits until the front-end was told that the configuration space has changed, and takes it over.
 fn await_change(device: &mut Device) {
-    let deadline = Instant::now() + common::PATIENCE;
+    let deadline = Instant::now() + crate::common::PATIENCE;
     while !device.config_changed().unwrap() {
         assert!(Instant::now() < deadline, "nobody told it");
         std::thread::sleep(Duration::from_millis(1));
@@ -253,13 +252,13 @@ fn c15_a_resize_that_a_kill_interrupts_is_told_by_the_next_daemon() {
         command.arg("serve").args(ARGS).current_dir(dir);
         command.env(ringway_core::kill_points::VARIABLE, format!("{point}:1"));
         let mut daemon = Daemon::start(command);
-        let options = Options::new().watch_config(true).reconnect(common::PATIENCE);
+        let options = Options::new().watch_config(true).reconnect(crate::common::PATIENCE);
         let mut device = options.connect(dir.join("s")).unwrap();
         let mut queue = device.queue::<()>().unwrap();
         assert!(write(&device, &mut queue, 1, 7));
         let mut resize = ringway();
         resize.args(["ctl", "--control", "c", "resize", "0", size, "--shrink"]).current_dir(dir);
-        assert_ne!(common::run(resize).status.code(), Some(0), "nobody can have answered");
+        assert_ne!(crate::common::run(resize).status.code(), Some(0), "nobody can have answered");
         assert_eq!(daemon.wait().0.code(), None, "it was killed");
         let daemon = serve(dir, &[]);
         let bytes = dir.join("disk.img").metadata().unwrap().len();
@@ -306,7 +305,7 @@ fn c06_what_the_device_counts_while_daemons_come_and_go() {
         let args = [image, "--socket", "s", "--cache", cache, "--engine", engine];
         let serve = || Daemon::serve(dir, &args);
         let daemon = serve();
-        let options = Options::new().reconnect(common::PATIENCE);
+        let options = Options::new().reconnect(crate::common::PATIENCE);
         let mut device = options.connect(dir.join("s")).unwrap();
         let mut queue = device.queue::<()>().unwrap();
         let mut flushes =
@@ -355,7 +354,7 @@ fn c04_a_failed_flush_outlives_the_daemon() {
     use ringway_core::kill_points::{FAULTS, VARIABLE};
     let flush = |queue: &mut ringway_driver::BlkQueue<()>| {
         queue.flush(()).unwrap();
-        assert!(queue.wait(Some(common::PATIENCE)).unwrap(), "no answer");
+        assert!(queue.wait(Some(crate::common::PATIENCE)).unwrap(), "no answer");
         queue.pop().unwrap().unwrap().is_ok()
     };
     for point in [None, Some("flush-failed:1")] {
@@ -368,7 +367,7 @@ fn c04_a_failed_flush_outlives_the_daemon() {
                 command.env(VARIABLE, point);
             }
             let mut daemon = Daemon::start(command);
-            let options = Options::new().reconnect(common::PATIENCE);
+            let options = Options::new().reconnect(crate::common::PATIENCE);
             let mut device = options.connect(dir.join("s")).unwrap();
             let mut queue = device.queue::<()>().unwrap();
             assert!(flush(&mut queue) && write(&device, &mut queue, 1, 1));
@@ -383,7 +382,7 @@ fn c04_a_failed_flush_outlives_the_daemon() {
             let daemon = serve(dir, &[]);
             if point.is_some() {
                 // The flush that was under way is carried out again.
-                assert!(queue.wait(Some(common::PATIENCE)).unwrap(), "no answer");
+                assert!(queue.wait(Some(crate::common::PATIENCE)).unwrap(), "no answer");
                 assert!(!queue.pop().unwrap().unwrap().is_ok(), "a failed flush was forgotten");
             }
             assert!(daemon.log().contains("a flush had failed"), "{}", daemon.log());
@@ -418,7 +417,7 @@ fn replace_process(dir: &Path) {
     let old = process_of_disk(dir).expect("the disk has a process");
     // SAFETY: a process of this test's own daemon, which was there a moment ago.
     assert_eq!(unsafe { libc::kill(old, libc::SIGKILL) }, 0);
-    let deadline = Instant::now() + common::PATIENCE;
+    let deadline = Instant::now() + crate::common::PATIENCE;
     while process_of_disk(dir).is_none_or(|process| process == old) {
         assert!(Instant::now() < deadline, "it is not served again");
         std::thread::sleep(Duration::from_millis(10));
@@ -432,7 +431,7 @@ fn c15_what_is_kept_outlives_the_process_of_an_isolated_disk() {
     let dir = folder();
     let dir = dir.path();
     let daemon = serve(dir, &["--isolate"]);
-    let options = Options::new().watch_config(true).reconnect(common::PATIENCE);
+    let options = Options::new().watch_config(true).reconnect(crate::common::PATIENCE);
     let mut device = options.connect(dir.join("s")).unwrap();
     let mut queue = device.queue::<()>().unwrap();
     assert!(write(&device, &mut queue, 1, 7));
@@ -463,12 +462,12 @@ fn c04_a_failed_flush_outlives_the_process_of_an_isolated_disk() {
     command.arg("serve").args(ARGS).arg("--isolate").current_dir(dir);
     command.env(ringway_core::kill_points::FAULTS, "sync=2");
     let daemon = Daemon::start(command);
-    let options = Options::new().reconnect(common::PATIENCE);
+    let options = Options::new().reconnect(crate::common::PATIENCE);
     let mut device = options.connect(dir.join("s")).unwrap();
     let mut queue = device.queue::<()>().unwrap();
     let flush = |queue: &mut BlkQueue<()>| {
         queue.flush(()).unwrap();
-        common::finish(queue).0
+        crate::common::finish(queue).0
     };
     assert!(flush(&mut queue) && write(&device, &mut queue, 1, 1));
     assert!(!flush(&mut queue), "the second one fails");
@@ -504,21 +503,25 @@ fn c04_what_the_host_lost_is_known_if_the_daemon_dies_before_it_notes_it() {
         command.arg("serve").args(&args).current_dir(dir);
         command.env(ringway_core::kill_points::VARIABLE, point);
         let mut daemon = Daemon::start(command);
-        let mut device = Options::new().reconnect(common::PATIENCE).connect(dir.join("s")).unwrap();
+        let mut device =
+            Options::new().reconnect(crate::common::PATIENCE).connect(dir.join("s")).unwrap();
         let mut queue = device.queue::<()>().unwrap();
         for at in 0..16u64 {
             let mut buffer = device.pool().alloc(65_536).unwrap();
             buffer.fill(1);
             queue.write(at * 65_536, buffer, ()).unwrap();
-            assert!(common::finish(&mut queue).0, "{point}: it is in the page cache");
+            assert!(crate::common::finish(&mut queue).0, "{point}: it is in the page cache");
         }
         queue.flush(()).unwrap();
         queue.submit().unwrap();
         assert_eq!(daemon.wait().0.code(), None, "{point}: it was killed: {}", daemon.log());
         let daemon = Daemon::serve(dir, &args);
-        assert!(!common::finish(&mut queue).0, "{point}: what was lost was said to be durable");
+        assert!(
+            !crate::common::finish(&mut queue).0,
+            "{point}: what was lost was said to be durable"
+        );
         queue.flush(()).unwrap();
-        assert!(!common::finish(&mut queue).0, "{point}: and now");
+        assert!(!crate::common::finish(&mut queue).0, "{point}: and now");
         assert!(daemon.log().contains("a flush had failed"), "{point}: {}", daemon.log());
         drop((queue, device));
         daemon.stop();

@@ -1,9 +1,7 @@
 //! What the tools have in common, from outside: output that arrives or is told, formats that are not
 //! raw, busy servers, names that cannot be disks, nothing left behind.
 
-mod common;
-
-use common::{Daemon, folder, ringway, run, snapshot, text};
+use crate::common::{Daemon, folder, ringway, run, snapshot, text};
 use ringway_driver::Options;
 use serde_json::Value;
 use std::collections::BTreeSet;

@@ -1,8 +1,6 @@
 //! `ringway top`, from outside: tables and JSON of a daemon under load, and the screen in a terminal.
 
-mod common;
-
-use common::{Daemon, PATIENCE, folder, ringway, run, text, wait};
+use crate::common::{Daemon, PATIENCE, folder, ringway, run, text, wait};
 use ringway_driver::{BlkQueue, Device, Options};
 use serde_json::Value;
 use std::fs::File;

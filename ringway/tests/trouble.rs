@@ -1,9 +1,7 @@
 //! A host in trouble, from outside: a disk that is slower than everything, a process without
 //! descriptors, a daemon that is replaced while guests want their disks.
 
-mod common;
-
-use common::{Daemon, PATIENCE, folder, read, ringway, write};
+use crate::common::{Daemon, PATIENCE, folder, read, ringway, write};
 use ringway_driver::{Device, Options};
 use ringway_testkit::LateStore;
 use ringway_testkit::raw::{DATA, F_VERSION_1, RawGuest, request, words};
@@ -72,10 +70,10 @@ fn what_takes_too_long_is_told(more: &[&str]) {
     let stats = || {
         let mut command = ringway();
         command.args(["ctl", "--control", "ctl", "--json", "stats"]).current_dir(dir.path());
-        let output = common::run(command);
-        let text = common::text(&output.stdout);
+        let output = crate::common::run(command);
+        let text = crate::common::text(&output.stdout);
         let answer: serde_json::Value = serde_json::from_str(&text)
-            .unwrap_or_else(|e| panic!("{e}: {text}{}", common::text(&output.stderr)));
+            .unwrap_or_else(|e| panic!("{e}: {text}{}", crate::common::text(&output.stderr)));
         let disk = &answer["disks"][0];
         (disk["overdue"].as_u64().unwrap(), disk["counts"]["overdue"].as_u64().unwrap())
     };

@@ -2,9 +2,7 @@
 //! toolstack, whose options a disk has, who opens what. There is no hypervisor here, so no front-end
 //! ever connects; `e2e/tests/xen.rs` has a real one.
 
-mod common;
-
-use common::{Daemon, PATIENCE, folder, ringway, run, text};
+use crate::common::{Daemon, PATIENCE, folder, ringway, run, text};
 use ringway_testkit::FakeStore;
 use ringway_testkit::{Need, skip};
 use std::os::unix::fs::{PermissionsExt, chown};
