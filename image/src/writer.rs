@@ -279,7 +279,7 @@ impl Writer {
         }
         let (size, loose) = (map.cluster(), &mut self.refcounts.loose);
         for (cluster, Pending { host, old }) in pending {
-            host.into_iter().for_each(|host| loose.set_user(host / size, *cluster));
+            host.iter().for_each(|host| loose.set_user(host / size, *cluster));
             if let Entry::Data { host, copied: true } = old {
                 loose.free(host / size, *cluster);
             }

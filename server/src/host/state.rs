@@ -441,9 +441,10 @@ mod tests {
         let files = || std::fs::read_dir(&path).unwrap().count();
         let of = |name: &str| StateKeeper::of_export(&dir, name.as_bytes()).unwrap();
         let leave = |keeper: StateKeeper| keeper.leave();
-        let written = |keeper: &StateKeeper| keeper.word_at(STATE_EXPORT_AT as usize).load(SeqCst);
+        let at = usize::try_from(STATE_EXPORT_AT).unwrap();
+        let written = |keeper: &StateKeeper| keeper.word_at(at).load(SeqCst);
         let keeper = of("nbd:unix:/n.sock");
-        keeper.word_at(STATE_EXPORT_AT as usize).store(3, SeqCst);
+        keeper.word_at(at).store(3, SeqCst);
         leave(keeper);
         assert_eq!(files(), 1);
         let other = of("nbd:unix:/n.sock:other");
@@ -453,12 +454,12 @@ mod tests {
         assert_eq!((files(), written(&keeper)), (1, 3));
         // A successor uses it already.
         let successor = of("nbd:unix:/n.sock");
-        keeper.word_at(STATE_EXPORT_AT as usize + 8).store(3, SeqCst);
+        keeper.word_at(at + 8).store(3, SeqCst);
         leave(keeper);
         assert_eq!(files(), 1);
         let keeper = successor;
         // All of it was flushed.
-        keeper.word_at(STATE_EXPORT_AT as usize + 8).store(3, SeqCst);
+        keeper.word_at(at + 8).store(3, SeqCst);
         leave(keeper);
         assert_eq!(files(), 0);
     }

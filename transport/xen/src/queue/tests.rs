@@ -529,7 +529,9 @@ fn b34_a_lost_record_ends_its_queue() {
     for movement in ALL {
         let path = dir.path().join("record");
         let mut rig = Rig::kept(movement, Some(&path));
-        (0..2).for_each(|n| drop(rig.ask(Command::Write, 8 * n, &whole(1..2))));
+        for n in 0..2 {
+            rig.ask(Command::Write, 8 * n, &whole(1..2));
+        }
         let (one, _) = rig.pop().unwrap();
         std::fs::File::options().write(true).open(&path).unwrap().set_len(0).unwrap();
         rig.queue.complete(one, Status::Ok, 0);
