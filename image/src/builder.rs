@@ -280,7 +280,7 @@ impl Map {
         if self.tables.l1(index) == 0 {
             let host = self.take()? << self.tables.shape.cluster_bits;
             self.tables.set_l1(index, host | COPIED);
-            self.tables.write_l1(index)?;
+            self.tables.write_l1(index, 0).map_err(|not| not.error)?;
             self.tables.keep(index, vec![0; 1 << self.tables.shape.l2_bits()].into());
         }
         Ok(())

@@ -20,6 +20,14 @@ pub(crate) struct BlockFile {
     unit: usize,
 }
 
+/// Bytes that were not replaced ([`BlockFile::replace_at`]).
+#[derive(Debug)]
+pub(crate) struct NotReplaced {
+    pub(crate) error: io::Error,
+    /// The file holds what it did; else nobody knows what it holds.
+    pub(crate) is_old: bool,
+}
+
 impl BlockFile {
     pub(crate) fn new(file: Arc<File>, unit: u32) -> Self {
         // At most a page or so.
@@ -146,6 +154,21 @@ impl BlockFile {
             }
         }
         Ok(())
+    }
+
+    /// Writes `new` where the file holds `old`, a few bytes of one sector. If the call fails the file is read: it
+    /// succeeds all the same if they are there.
+    ///
+    /// # Errors
+    /// What the host says, and whether the file is known to hold `old` still.
+    pub(crate) fn replace_at(&self, old: &[u8], new: &[u8], at: u64) -> Result<(), NotReplaced> {
+        let Err(error) = self.write_at(new, at) else { return Ok(()) };
+        let mut there = vec![0; new.len()];
+        match self.read_or_zero(&mut there, at) {
+            Ok(()) if there == new => Ok(()),
+            Ok(()) => Err(NotReplaced { error, is_old: there == old }),
+            Err(_) => Err(NotReplaced { error, is_old: false }),
+        }
     }
 
     /// Has the file system find room for a range of a file that reads as zeroes, and reads so afterwards: several

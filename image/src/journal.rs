@@ -23,6 +23,7 @@ pub(crate) use loose::LooseClusters;
 pub(crate) use replay::set_mark;
 pub use replay::{Replayed, replay};
 use ringway_core::mem::{Mapping, MappingError};
+use std::collections::HashMap;
 use std::fmt;
 use std::fs::File;
 use std::hash::{BuildHasher, RandomState};
@@ -213,6 +214,23 @@ impl Journal {
         true
     }
 
+    /// The entries of all other clusters are in the file, and so is `last`, if it is said. A kill on the way leaves some
+    /// of these, too, which say what the file does.
+    pub(crate) fn keep(&self, last: Option<(u64, u64)>, is_kept: impl Fn(u64) -> bool) {
+        let entries = self.entries();
+        let latest = latest(&entries, is_kept);
+        // The one that counted until now may be older than an entry that is about to go.
+        let last = self.set_last_written(last);
+        self.word(COUNT).store(last | entries.len() as u64, Release);
+        for (to, (cluster, word)) in latest.iter().enumerate() {
+            let to = HEAD + to * ENTRY;
+            // One behind the other, as the order matters.
+            self.word(to).store(*cluster, Release);
+            self.word(to + 8).store(*word, Release);
+        }
+        self.word(COUNT).store(last | latest.len() as u64, Release);
+    }
+
     /// There are none, and nothing is known of the file.
     pub(crate) fn clear(&self) {
         self.word(COUNT).store(0, Release);
@@ -220,13 +238,18 @@ impl Journal {
 
     /// All of them are in the file, and so is this one, if it is said.
     pub(crate) fn written(&self, last: Option<(u64, u64)>) {
-        let Some((cluster, word)) = last else { return self.clear() };
-        // Not where the one stands that counts until the last of these stores.
+        let last = self.set_last_written(last);
+        self.word(COUNT).store(last, Release);
+    }
+
+    /// Puts an entry that the file has where none stands that counts; gives what the word that counts has to say of it.
+    fn set_last_written(&self, last: Option<(u64, u64)>) -> u64 {
+        let Some((cluster, word)) = last else { return 0 };
         let place = if self.word(COUNT).load(Acquire) >> 32 == 1 { 2 } else { 1 };
         let at = LAST_WRITTEN + (place - 1) * ENTRY;
         self.word(at).store(cluster, Relaxed);
         self.word(at + 8).store(word, Relaxed);
-        self.word(COUNT).store((place as u64) << 32, Release);
+        (place as u64) << 32
     }
 
     /// Others than those that it holds are about to be in the file: the one that was written last may go.
@@ -277,6 +300,17 @@ impl Journal {
         };
         (0..self.len()).map(entry).collect()
     }
+}
+
+/// The latest entry of each cluster that is kept, in their order. None is behind its place among all, so that what is
+/// overwritten by them, one after the other, is older, or has its place already.
+fn latest(entries: &[(u64, u64)], is_kept: impl Fn(u64) -> bool) -> Vec<(u64, u64)> {
+    let places: HashMap<u64, usize> =
+        entries.iter().enumerate().map(|(at, (cluster, _))| (*cluster, at)).collect();
+    let entries = entries.iter().enumerate();
+    let is_latest =
+        |(at, entry): &(usize, &(u64, u64))| places[&entry.0] == *at && is_kept(entry.0);
+    entries.filter(is_latest).map(|(_, entry)| *entry).collect()
 }
 
 /// What of a mark says in which boot it was given.

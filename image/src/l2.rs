@@ -1,9 +1,9 @@
 //! The two levels of tables of one qcow2 file.
 
-use crate::file::BlockFile;
+use crate::file::{BlockFile, NotReplaced};
 use crate::kept::Kept;
 use crate::layout::{COPIED, Entry, OFFSET, Shape, corrupt, words};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::io;
 
 /// So much memory for L2 tables of one file, in bytes, or two of them.
@@ -14,6 +14,47 @@ const L1_MAX: u64 = 4 << 20;
 
 /// Entries of a page of memory, as a power of two.
 const STRETCH_BITS: u32 = 9;
+
+/// Entries that could not be written, in ascending order of their clusters.
+#[derive(Debug, Default)]
+pub(crate) struct Unwritten {
+    /// The file says of them what it did before.
+    kept: Vec<u64>,
+    /// Nobody knows what it says of them.
+    unknown: Vec<u64>,
+    /// What the host said first.
+    error: Option<io::Error>,
+}
+
+impl Unwritten {
+    pub(crate) fn is_kept(&self, cluster: u64) -> bool {
+        self.kept.binary_search(&cluster).is_ok()
+    }
+
+    pub(crate) fn is_unknown(&self, cluster: u64) -> bool {
+        self.unknown.binary_search(&cluster).is_ok()
+    }
+
+    /// All of them, of which the file says what it did before.
+    pub(crate) fn all_of(words: &[(u64, u64)], error: io::Error) -> Self {
+        let kept = words.iter().map(|(cluster, _)| *cluster).collect();
+        Self { kept, unknown: Vec::new(), error: Some(error) }
+    }
+
+    /// Whether the file says of all of `words` what it did before.
+    pub(crate) fn has_kept_all(&self, words: &[(u64, u64)]) -> bool {
+        self.kept.len() == words.len()
+    }
+
+    /// Whether it is in the file, if it was to be.
+    pub(crate) fn has_written(&self, cluster: u64) -> bool {
+        !self.is_kept(cluster) && !self.is_unknown(cluster)
+    }
+
+    pub(crate) fn into_result(self) -> io::Result<()> {
+        self.error.map_or(Ok(()), Err)
+    }
+}
 
 /// The tables of a file: L1 in memory, L2 tables as they are needed. What is written goes to the
 /// file at once, unless it is deferred.
@@ -68,9 +109,10 @@ impl Tables {
         self.l1[index] = word;
     }
 
-    pub(crate) fn write_l1(&self, index: usize) -> io::Result<()> {
+    /// Has the file say what memory does of an L1 entry, where it says `before`.
+    pub(crate) fn write_l1(&self, index: usize, before: u64) -> Result<(), NotReplaced> {
         let at = self.shape.l1_offset + 8 * index as u64;
-        self.file.write_at(&self.l1[index].to_be_bytes(), at)
+        self.file.replace_at(&before.to_be_bytes(), &self.l1[index].to_be_bytes(), at)
     }
 
     /// Entries of the L1 table that are in memory: as many as the disk needs, or more.
@@ -152,23 +194,99 @@ impl Tables {
         &self.deferred
     }
 
-    /// Those that were deferred are in the file now.
-    pub(crate) fn clear_deferred(&mut self) {
-        self.deferred.clear();
+    /// Those that were deferred are in the file now, but for these.
+    pub(crate) fn keep_deferred(&mut self, unwritten: &Unwritten) {
+        self.deferred.retain(|&at, _| unwritten.is_kept(at) || unwritten.is_unknown(at));
+    }
+
+    /// Clusters of the file that its tables still name for clusters of the disk whose entries are deferred.
+    ///
+    /// # Errors
+    /// What the host says.
+    pub(crate) fn superseded(&self) -> io::Result<HashSet<u64>> {
+        let deferred: Vec<(u64, u64)> = self.deferred.iter().map(|(at, to)| (*at, *to)).collect();
+        let mut named = HashSet::new();
+        for run in deferred.chunk_by(|one, next| self.is_together(one.0, next.0)) {
+            for word in self.words_in_file(run)? {
+                named.extend(self.shape.entry(word)?.clusters(self.shape.cluster()));
+            }
+        }
+        Ok(named)
+    }
+
+    /// What the file says of clusters, in ascending order, all of one table.
+    fn words_in_file(&self, run: &[(u64, u64)]) -> io::Result<Vec<u64>> {
+        let (Some(&(first, _)), Some(&(last, _))) = (run.first(), run.last()) else {
+            return Ok(Vec::new());
+        };
+        let ((index, from), (_, to)) = (self.shape.split(first), self.shape.split(last));
+        let mut bytes = vec![0; 8 * (to + 1 - from)];
+        self.file.read_or_zero(&mut bytes, (self.l1[index] & OFFSET) + 8 * from as u64)?;
+        let all: Vec<u64> = words(&bytes).collect();
+        Ok(run.iter().map(|(cluster, _)| all[self.shape.split(*cluster).1 - from]).collect())
+    }
+
+    /// True if one write of the entries of both clusters costs no more than one of each.
+    fn is_together(&self, one: u64, next: u64) -> bool {
+        stretch(&self.shape, one) == stretch(&self.shape, next)
     }
 
     /// As [`Tables::write`], for entries of any of its tables.
+    ///
+    /// # Errors
+    /// What the host says first; the others are written, if they can be.
     pub(crate) fn write_all(&mut self, entries: &[(u64, u64)]) -> io::Result<()> {
-        let shape = self.shape;
-        entries
-            .chunk_by(|one, next| stretch(&shape, one.0) == stretch(&shape, next.0))
-            .try_for_each(|run| self.write(run))
+        self.write_each(entries).into_result()
+    }
+
+    /// As [`Tables::write`], for entries of any of its tables; those that could not be written. Entries of a table
+    /// that is not there, or not this file's alone, are among them.
+    pub(crate) fn write_each(&mut self, entries: &[(u64, u64)]) -> Unwritten {
+        let (shape, mut unwritten) = (self.shape, Unwritten::default());
+        for run in entries.chunk_by(|one, next| stretch(&shape, one.0) == stretch(&shape, next.0)) {
+            if self.l1[shape.split(run[0].0).0] & COPIED == 0 {
+                unwritten.kept.extend(run.iter().map(|(cluster, _)| cluster));
+                unwritten.error.get_or_insert_with(corrupt);
+            } else if let Err(error) = self.write_run(run) {
+                unwritten.error.get_or_insert(error);
+                self.learn(run, &mut unwritten);
+            }
+        }
+        unwritten
+    }
+
+    /// Looks up what the file says of entries that were being written, any part of which may be there.
+    fn learn(&mut self, run: &[(u64, u64)], unwritten: &mut Unwritten) {
+        let (shape, there) = (self.shape, self.words_in_file(run).ok());
+        let table = self.kept.peek(shape.split(run[0].0).0);
+        for (nth, &(cluster, word)) in run.iter().enumerate() {
+            let before = table.map(|table| table[shape.split(cluster).1]);
+            match there.as_ref().map(|words| words[nth]) {
+                Some(now) if now == word => {}
+                // What is deferred is not what the file said before.
+                Some(now) if before == Some(now) || self.deferred.contains_key(&cluster) => {
+                    unwritten.kept.push(cluster);
+                }
+                _ => unwritten.unknown.push(cluster),
+            }
+        }
+        self.forget(shape.split(run[0].0).0);
     }
 
     /// Gives clusters these entries, in ascending order, all of one table, which is there and this file's
     /// alone. It is one write, with what lies between them as it was, in whole blocks of the file:
     /// nothing has to be read for it.
     pub(crate) fn write(&mut self, run: &[(u64, u64)]) -> io::Result<()> {
+        let written = self.write_run(run);
+        if let (Err(_), Some((first, _))) = (&written, run.first()) {
+            // Some of them may have been.
+            self.forget(self.shape.split(*first).0);
+        }
+        written
+    }
+
+    /// As [`Tables::write`]; what is in memory of the table stays as it was if it fails.
+    fn write_run(&mut self, run: &[(u64, u64)]) -> io::Result<()> {
         let (Some(&(first, _)), Some(&(last, _))) = (run.first(), run.last()) else {
             return Ok(());
         };
@@ -183,12 +301,7 @@ impl Tables {
         let mut words = table[from..to].to_vec();
         run.iter().for_each(|&(cluster, word)| words[shape.split(cluster).1 - from] = word);
         let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_be_bytes()).collect();
-        let written = self.file.write_at(&bytes, (l1 & OFFSET) + 8 * from as u64);
-        if written.is_err() {
-            // Some of them may have been.
-            self.forget(index);
-            return written;
-        }
+        self.file.write_at(&bytes, (l1 & OFFSET) + 8 * from as u64)?;
         self.table(index)?.ok_or_else(corrupt)?[from..to].copy_from_slice(&words);
         Ok(())
     }

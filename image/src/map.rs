@@ -75,14 +75,23 @@ impl Map {
         first..end.max(first)
     }
 
-    /// The disk has so many bytes from now on. The table has room for them.
+    /// The disk has so many bytes from now on. The table says nothing of what was added before
+    /// [`Map::show_size`].
     pub(crate) fn set_size(&mut self, bytes: u64) {
         let cluster = self.cluster();
-        let last = (self.layers.top().shape.size - 1) / cluster;
+        let last = (self.layers.top().shape.size.min(bytes) - 1) / cluster;
         self.layers.set_size(bytes);
         self.units.grow(bytes.div_ceil(cluster));
-        // It says nothing of those of its clusters that were not there.
+        // The last cluster has another length, and its unit may have more of them.
         self.units.unload(&self.table, last);
+    }
+
+    /// The disk has been made larger than `before` bytes, for good: queues find what was added. There is memory
+    /// for the words of that.
+    pub(crate) fn show_size(&mut self, before: u64) {
+        let (size, cluster) = (self.layers.top().shape.size, self.cluster());
+        self.table.grow(size);
+        self.units.unload(&self.table, (before - 1) / cluster);
     }
 
     /// Has the table say where a cluster is, and its neighbours.

@@ -72,6 +72,10 @@ pub(crate) struct Refcounts {
     pub(crate) barriers: bool,
     /// A sync failed: nobody knows what the file holds, and the host tells nobody else.
     pub(crate) sync_failed: bool,
+    /// Nobody knows which table the header names: nothing is counted any more.
+    pub(crate) is_unsure: bool,
+    /// Clusters that are counted and that nothing needs any more: to be released once nothing is in flight.
+    pub(crate) unused: Vec<u64>,
 }
 
 impl Refcounts {
@@ -134,6 +138,8 @@ impl Refcounts {
             loose: LooseClusters::default(),
             barriers: true,
             sync_failed: false,
+            is_unsure: false,
+            unused: Vec::new(),
         })
     }
 
@@ -204,68 +210,105 @@ impl Refcounts {
     }
 
     /// Takes one reference away from each of these clusters, none of which the file needs durably any
-    /// more. The space of those that are free then goes back to the host.
+    /// more. The space of those that are free then goes back to the host. Those that are done with, or never will be,
+    /// are taken off the list.
     ///
     /// # Errors
-    /// What the host says; the rest of them keep their counts.
-    pub(crate) fn release(&mut self, clusters: &[u64]) -> io::Result<()> {
-        let order = self.shape.refcount_order;
-        for &cluster in clusters {
-            // It was data when it was freed, and has been taken for a table since: two entries led to it.
-            if self.metadata.contains(cluster) {
-                continue;
+    /// What the host says first; those that are left keep their counts.
+    pub(crate) fn release(&mut self, clusters: &mut Vec<u64>) -> io::Result<()> {
+        let mut first = None;
+        clusters.retain(|&cluster| match self.release_one(cluster) {
+            Ok(()) => false,
+            Err((error, is_counted)) => {
+                first.get_or_insert(error);
+                is_counted
             }
-            let (index, within) = self.split(cluster);
-            let Some(block) = self.block(index)? else { return Err(corrupt()) };
-            let Some(less) = count(block, order, within).checked_sub(1) else {
-                return Err(corrupt());
-            };
-            set_count(block, order, within, less);
-            self.write_block(index, within, within + 1)?;
-            self.loose.remove(cluster);
-            if less == 0 {
-                self.cursor = self.cursor.min(cluster);
-                let size = self.shape.cluster();
-                // Only space: what is free may hold anything.
-                let _ = self.file.punch(cluster << self.shape.cluster_bits, size);
+        });
+        first.map_or(Ok(()), Err)
+    }
+
+    /// As [`Refcounts::release`], of one. With an error, whether it is known to have its count still.
+    fn release_one(&mut self, cluster: u64) -> Result<(), (io::Error, bool)> {
+        // It was data when it was freed, and has been taken for a table since: two entries led to it.
+        if self.metadata.contains(cluster) {
+            return Ok(());
+        }
+        let (order, (index, within)) = (self.shape.refcount_order, self.split(cluster));
+        let block = self.block(index).map_err(|error| (error, true))?;
+        let block = block.ok_or_else(|| (corrupt(), false))?;
+        let before = count(block, order, within);
+        let less = before.checked_sub(1).ok_or_else(|| (corrupt(), false))?;
+        set_count(block, order, within, less);
+        if let Err(error) = self.write_block(index, within, within + 1) {
+            // It may be there all the same.
+            let now = self.block(index).ok().flatten().map(|block| count(block, order, within));
+            if now != Some(less) {
+                return Err((error, now == Some(before)));
             }
+        }
+        self.loose.remove(cluster);
+        if less == 0 {
+            self.cursor = self.cursor.min(cluster);
+            let size = self.shape.cluster();
+            // Only space: what is free may hold anything.
+            let _ = self.file.punch(cluster << self.shape.cluster_bits, size);
         }
         Ok(())
     }
 
     /// Counts these clusters no more, which were counted once, in ascending order, and which no table has named
-    /// durably since. Their space goes back to the host.
+    /// durably since. Their space goes back to the host. Those that are done with, or of which nobody knows, are taken
+    /// off the list.
     ///
     /// # Errors
-    /// What the host says; the rest of them keep their counts.
-    pub(crate) fn free(&mut self, clusters: &[u64]) -> io::Result<()> {
+    /// What the host says first; those that are left keep their counts.
+    pub(crate) fn free(&mut self, clusters: &mut Vec<u64>) -> io::Result<()> {
+        let (per_block, mut outcome, mut left) = (self.per_block(), Ok(()), Vec::new());
+        for of_block in clusters.chunk_by(|one, next| one / per_block == next / per_block) {
+            outcome = outcome.and(self.free_in_block(of_block, &mut left));
+        }
+        *clusters = left;
+        outcome
+    }
+
+    /// As [`Refcounts::free`], of one block.
+    fn free_in_block(&mut self, clusters: &[u64], left: &mut Vec<u64>) -> io::Result<()> {
         let (order, bits, per_block) =
             (self.shape.refcount_order, self.shape.cluster_bits, self.per_block());
-        for of_block in clusters.chunk_by(|one, next| one / per_block == next / per_block) {
-            let (Some(&first), Some(&last)) = (of_block.first(), of_block.last()) else { continue };
-            let ((index, from), (_, to)) = (self.split(first), self.split(last));
-            let Some(block) = self.block(index)? else { return Err(corrupt()) };
-            for cluster in of_block {
-                // Less than a block has.
-                #[allow(clippy::cast_possible_truncation)]
-                set_count(block, order, (cluster % per_block) as usize, 0);
-            }
-            self.write_block(index, from, to + 1)?;
-            self.cursor = self.cursor.min(first);
-            of_block.iter().for_each(|cluster| self.loose.remove(*cluster));
-            for run in of_block.chunk_by(|one, next| one + 1 == *next) {
-                // Only space: what is free may hold anything.
-                let _ = self.file.punch(run[0] << bits, (run.len() as u64) << bits);
-            }
+        let (Some(&first), Some(&last)) = (clusters.first(), clusters.last()) else {
+            return Ok(());
+        };
+        // Less than a block has.
+        #[allow(clippy::cast_possible_truncation)]
+        let place = |cluster: u64| (cluster % per_block) as usize;
+        let index = self.split(first).0;
+        let block = self.block(index).inspect_err(|_| left.extend(clusters))?;
+        let block = block.ok_or_else(corrupt)?;
+        clusters.iter().for_each(|&cluster| set_count(block, order, place(cluster), 0));
+        let written = self.write_block(index, place(first), place(last) + 1);
+        let mut free = clusters.to_vec();
+        if written.is_err() {
+            // Some of it may be there all the same.
+            let there = self.block(index).ok().flatten();
+            let is_free =
+                |cluster| there.as_ref().map(|block| count(block, order, place(cluster)) == 0);
+            left.extend(clusters.iter().filter(|cluster| is_free(**cluster) == Some(false)));
+            free.retain(|cluster| is_free(*cluster) == Some(true));
         }
-        Ok(())
+        self.cursor = free.first().map_or(self.cursor, |first| self.cursor.min(*first));
+        free.iter().for_each(|cluster| self.loose.remove(*cluster));
+        for run in free.chunk_by(|one, next| one + 1 == *next) {
+            // Only space: what is free may hold anything.
+            let _ = self.file.punch(run[0] << bits, (run.len() as u64) << bits);
+        }
+        written
     }
 
     /// Takes free clusters, at most `want` and at least one. When this returns, their counts are
     /// durable, and they read as zeroes, durably.
     ///
     /// # Errors
-    /// What the host says, ENOSPC among it.
+    /// What the host says, ENOSPC among it; none is taken then, unless a sync has failed.
     pub(crate) fn reserve(&mut self, want: usize) -> io::Result<Vec<u64>> {
         let mut got: Vec<u64> = Vec::with_capacity(want);
         let mut at = self.cursor;
@@ -276,7 +319,7 @@ impl Refcounts {
                 Err(_) => break,
             }
         }
-        self.prepare(&got)?;
+        self.sync()?;
         self.cursor = at;
         Ok(got)
     }
@@ -304,48 +347,42 @@ impl Refcounts {
         let first = index as u64 * self.per_block();
         let room = if self.grows { u64::MAX } else { self.end >> bits };
         let to = usize::try_from(self.per_block()).map_err(io::Error::other)?;
-        let begun = got.len();
         let block = self.block(index)?.ok_or_else(corrupt)?;
-        let mut within = from;
-        while within < to && got.len() < want {
+        let (mut found, mut within) = (Vec::new(), from);
+        while within < to && got.len() + found.len() < want {
             if first + within as u64 >= room {
                 break;
             }
             if count(block, order, within) == 0 {
-                set_count(block, order, within, 1);
-                got.push(first + within as u64);
+                found.push(first + within as u64);
             }
             within += 1;
         }
         let full = first + within as u64 >= room;
-        *at = first + within as u64;
-        if let Some(taken) = got[begun..].iter().find(|&&cluster| self.metadata.contains(cluster)) {
+        let next = first + within as u64;
+        if let Some(taken) = found.iter().find(|&&cluster| self.metadata.contains(cluster)) {
             tracing::error!(
                 "its refcounts call cluster {taken} free, which holds metadata: nothing is \
                  allocated any more. Look at it with `qemu-img check`"
             );
-            got.truncate(begun);
-            self.kept.forget(index);
             return Err(corrupt());
         }
-        if let (Some(first_got), Some(last)) = (got.get(begun), got.last()) {
-            let (from, to) = (self.split(*first_got).1, self.split(*last).1 + 1);
-            self.loose.take_ahead(&got[begun..]);
-            if let Err(error) = self.write_block(index, from, to) {
-                got.truncate(begun);
-                return Err(error);
-            }
-        }
+        self.clear(&found)?;
+        // They stay there if it is not known whether they are counted: those that are not do no harm.
+        self.loose.take_ahead(&found);
+        let counted = self.count_once(index, &mut found);
+        got.append(&mut found);
+        counted?;
+        *at = next;
         if full && got.len() < want {
             return Err(io::Error::from_raw_os_error(libc::ENOSPC));
         }
         Ok(())
     }
 
-    /// Has clusters that were just taken read as zeroes; makes that and their counts durable.
-    fn prepare(&mut self, clusters: &[u64]) -> io::Result<()> {
+    /// Has clusters that nobody counts be within the file and read as zeroes.
+    fn clear(&mut self, clusters: &[u64]) -> io::Result<()> {
         let bits = self.shape.cluster_bits;
-        // Clusters of a grown table may lie between others.
         let mut rest = clusters;
         while let Some(&first) = rest.first() {
             let run = (first..).zip(rest).take_while(|(expected, cluster)| expected == *cluster);
@@ -356,9 +393,29 @@ impl Refcounts {
                 self.file.punch(from, to.min(self.end) - from)?;
             }
         }
-        let end = clusters.last().map_or(0, |last| (last + 1) << bits);
-        self.grow_file(end)?;
-        self.sync()
+        self.grow_file(clusters.last().map_or(0, |last| (last + 1) << bits))
+    }
+
+    /// Counts clusters of a block that is in memory once, all of which are free. If that fails, those are left of
+    /// which the file says so.
+    fn count_once(&mut self, index: usize, clusters: &mut Vec<u64>) -> io::Result<()> {
+        let (order, per_block) = (self.shape.refcount_order, self.per_block());
+        // Less than a block has.
+        #[allow(clippy::cast_possible_truncation)]
+        let place = |cluster: u64| (cluster % per_block) as usize;
+        let (Some(&first), Some(&last)) = (clusters.first(), clusters.last()) else {
+            return Ok(());
+        };
+        let block = self.block(index)?.ok_or_else(corrupt)?;
+        clusters.iter().for_each(|&cluster| set_count(block, order, place(cluster), 1));
+        let written = self.write_block(index, place(first), place(last) + 1);
+        if written.is_err() {
+            let there = self.block(index).ok().flatten();
+            clusters.retain(|&cluster| {
+                there.as_ref().is_some_and(|block| count(block, order, place(cluster)) == 1)
+            });
+        }
+        written
     }
 
     fn grow_file(&mut self, end: u64) -> io::Result<()> {
@@ -441,7 +498,13 @@ impl Refcounts {
         words[..8].copy_from_slice(&(first << bits).to_be_bytes());
         words[8..].copy_from_slice(&entries.to_be_bytes());
         // refcount_table_offset and refcount_table_clusters, neighbours in one sector.
-        self.file.write_at(&words, 48)?;
+        let mut before = [0; 12];
+        before[..8].copy_from_slice(&self.table_offset.to_be_bytes());
+        before[8..].copy_from_slice(&self.shape.refcount_table_clusters.to_be_bytes());
+        self.file.replace_at(&before, &words, 48).map_err(|not| {
+            self.is_unsure = !not.is_old;
+            not.error
+        })?;
         self.sync()?;
         let old = self.table_offset >> bits..;
         let old: Vec<u64> = old.take(self.shape.refcount_table_clusters as usize).collect();
@@ -450,6 +513,8 @@ impl Refcounts {
         self.shape.refcount_table_clusters = entries;
         self.metadata.add(first..first + clusters + blocks);
         self.metadata.remove(&old);
-        self.release(&old)
+        self.loose.take_ahead(&old);
+        self.unused.extend(old);
+        Ok(())
     }
 }

@@ -179,15 +179,16 @@ impl Table {
             loaded: AtomicU64::new(0),
             below: None,
         };
-        table.grow(clusters << cluster_bits)?;
+        table.make_room(clusters << cluster_bits)?;
+        table.grow(clusters << cluster_bits);
         Ok(table)
     }
 
-    /// Has words for a disk of `size` bytes, not fewer than before. One thread at a time.
+    /// Has memory for the words of a disk of `size` bytes. One thread at a time.
     ///
     /// # Errors
     /// What the host says, or that it would be too much.
-    pub(crate) fn grow(&self, size: u64) -> io::Result<()> {
+    pub(crate) fn make_room(&self, size: u64) -> io::Result<()> {
         let clusters = size.div_ceil(self.cluster());
         let (from, to) = (mapped(self.clusters()), mapped(clusters));
         if to > self.room as u64 {
@@ -200,8 +201,15 @@ impl Table {
             // SAFETY: within the mapping (Table invariant 1).
             map(Some(unsafe { self.words.byte_add(from) }), bytes)?;
         }
-        self.clusters.fetch_max(clusters, Release);
         Ok(())
+    }
+
+    /// Has words for a disk of `size` bytes, not fewer than before, for which there is memory
+    /// ([`Table::make_room`]).
+    pub(crate) fn grow(&self, size: u64) {
+        let clusters = size.div_ceil(self.cluster());
+        debug_assert!(mapped(clusters) <= self.room as u64, "there is memory");
+        self.clusters.fetch_max(clusters, Release);
     }
 
     /// Where to look for clusters of which this table says nothing.
@@ -448,14 +456,17 @@ mod tests {
         let table = Table::new(3 << 16, 16).unwrap();
         table.publish(2, Word::ZERO);
         let place = |table: &Table| table.place(range(2 << 16, 8 << 16), false);
-        table.grow(1 << 36).unwrap();
+        table.make_room(1 << 36).unwrap();
+        assert_eq!(table.clusters(), 3, "only room");
+        table.grow(1 << 36);
         assert_eq!((table.clusters(), place(&table)), (1 << 20, Place::Zero { len: 1 << 16 }));
         assert_eq!(table.get(1 << 19), Word::UNKNOWN);
         table.publish((1 << 20) - 1, Word::ASK);
         // A smaller one stays as it is; one beyond its room is refused.
-        table.grow(1 << 16).unwrap();
+        table.make_room(1 << 16).unwrap();
+        table.grow(1 << 16);
         assert_eq!(table.get((1 << 20) - 1), Word::ASK);
-        assert!(table.grow(1 << 50).unwrap_err().to_string().contains("room for"));
+        assert!(table.make_room(1 << 50).unwrap_err().to_string().contains("room for"));
         for (most, words) in [(128 << 30, "128 GiB"), (3 << 40, "3 TiB"), (1 << 29, "512 MiB")] {
             let said = too_large(most).to_string();
             assert!(said.contains(&format!("have room for {words} until")), "{said}");

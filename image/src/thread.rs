@@ -29,6 +29,9 @@ const TIMEOUT: Duration = Duration::from_millis(500);
 /// So many of them do not wait.
 const FREED: usize = 1024;
 
+/// When it is tried again to give back those that could not be.
+const RETRY: Duration = Duration::from_secs(2);
+
 /// What somebody else wants done where the tables are, between two batches.
 pub(crate) struct Task(pub(crate) Box<dyn FnOnce(&mut Work) + Send>);
 
@@ -62,6 +65,8 @@ pub(crate) struct Work {
     fenced: Vec<u64>,
     /// Somebody who does not ask here still reads by the former tables: nothing they name is given back.
     keeps_freed: bool,
+    /// Some could not be given back: not before then it is tried again.
+    retry_at: Option<Instant>,
     buffer: Aligned,
 }
 
@@ -69,7 +74,7 @@ impl Work {
     pub(crate) fn new(map: Map, writer: Option<Writer>) -> Self {
         let (queues, batch) = (Vec::new(), Vec::with_capacity(BATCH));
         let (fenced, buffer) = (Vec::new(), Aligned::default());
-        Self { map, writer, queues, batch, fenced, keeps_freed: false, buffer }
+        Self { map, writer, queues, batch, fenced, keeps_freed: false, retry_at: None, buffer }
     }
 
     /// Whether clusters that are freed are kept from now on: they leak if that is never taken back.
@@ -184,7 +189,7 @@ impl Work {
 
     /// Says what others have to know, before they are answered.
     pub(crate) fn note(&mut self, mailbox: &Mailbox) {
-        if let Some(writer) = self.writer.as_ref().filter(|writer| writer.is_broken()) {
+        if let Some(writer) = self.writer.as_ref().filter(|writer| writer.has_lost()) {
             mailbox.failure.failed.store(true, SeqCst);
             // What they lead to may be lost, and what the image held before is not.
             writer.end_journal();
@@ -200,9 +205,9 @@ impl Work {
             std::thread::park();
             return false;
         }
-        let begun = Instant::now();
-        std::thread::park_timeout(TIMEOUT);
-        begun.elapsed() >= TIMEOUT
+        let (begun, timeout) = (Instant::now(), self.retry_at.map_or(TIMEOUT, |_| RETRY));
+        std::thread::park_timeout(timeout);
+        begun.elapsed() >= timeout
     }
 
     /// Takes what queues ask, each in its turn.
@@ -325,11 +330,20 @@ impl Work {
                 return;
             }
             let freed = std::mem::take(&mut self.fenced);
-            if let Err(error) = writer.release(&mut self.map, &freed) {
-                tracing::warn!("clusters that are not used could not be given back: {error}");
-            }
+            self.retry_at = match writer.release(&mut self.map, freed) {
+                Ok(()) => None,
+                Err(error) => {
+                    if self.retry_at.is_none() {
+                        tracing::warn!(
+                            "clusters that are not used could not be given back: {error}. It is tried again"
+                        );
+                    }
+                    Some(Instant::now() + RETRY)
+                }
+            };
         }
-        if writer.freed.len() >= FREED || (idle && !writer.freed.is_empty()) {
+        let is_due = self.retry_at.is_none_or(|at| at <= Instant::now());
+        if is_due && (writer.freed.len() >= FREED || (idle && !writer.freed.is_empty())) {
             self.fenced = std::mem::take(&mut writer.freed);
             for queue in &mut self.queues {
                 queue.fencing = true;

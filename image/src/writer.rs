@@ -9,6 +9,10 @@
 //!
 //! With a journal, L2 entries of guests' writes come last: see `writer/deferred.rs`.
 //!
+//! A call may fail anywhere in between. Then each table says in memory what it says in the file, entry by entry, and what
+//! that is is read again where it is not known; a cluster that no table names is given back later, and leaks where nobody
+//! knows.
+//!
 //! Reserved clusters read as zeroes, durably. So a first write where the disk read as zeroes needs no
 //! sync: if its entry survives a power cut and its data do not, the disk reads as it did before.
 
@@ -27,7 +31,9 @@ mod shrink;
 
 use crate::aligned::Aligned;
 use crate::failure::Failure;
+use crate::file::NotReplaced;
 use crate::journal::Journal;
+use crate::l2::Unwritten;
 use crate::layout::{COPIED, Entry, OFFSET, Shape, ZERO, corrupt};
 use crate::map::Map;
 use crate::refcounts::Refcounts;
@@ -84,6 +90,8 @@ pub(crate) struct Writer {
     pub(crate) freed: Vec<u64>,
     /// A sync failed: nobody knows what the file holds.
     broken: bool,
+    /// A write of the header failed, and nobody knows what it says: nothing is changed any more.
+    is_unsure: bool,
     /// It was told that an entry leads to metadata.
     told: bool,
     buffer: Aligned,
@@ -118,6 +126,7 @@ impl Writer {
             barrier: false,
             freed: Vec::new(),
             broken: false,
+            is_unsure: false,
             told: false,
             buffer: Aligned::default(),
             journal,
@@ -163,6 +172,9 @@ impl Writer {
     }
 
     /// Has the L2 table of a cluster be there and ours alone. The L1 entry says so after the commit.
+    ///
+    /// # Errors
+    /// What the host says; nothing has changed then.
     fn own_l2(&mut self, map: &mut Map, cluster: u64) -> io::Result<()> {
         let shape = map.layers.top().shape;
         let (index, _) = shape.split(cluster);
@@ -172,21 +184,23 @@ impl Writer {
             let within = old.is_multiple_of(shape.cluster()) && old < map.layers.top_end();
             return if within { Ok(()) } else { Err(corrupt()) };
         }
+        // A snapshot may have it, too.
+        let shared = map.layers.top().table(index)?.map(|table| table.to_vec());
         let cluster = self.allocate(map)?;
-        self.refcounts.metadata.add([cluster]);
         let new = cluster << shape.cluster_bits;
         let tables = map.layers.top();
-        let table = match tables.table(index)? {
+        let table = match shared {
             None => vec![0; 1 << shape.l2_bits()],
             Some(table) => {
-                // A snapshot has it, too.
-                let table = table.to_vec();
                 let bytes: Vec<u8> = table.iter().flat_map(|word| word.to_be_bytes()).collect();
-                tables.file.write_at(&bytes, new)?;
+                // It may not read as zeroes any more, so it is no reserve.
+                let written = tables.file.write_at(&bytes, new);
+                written.inspect_err(|_| self.freed.push(cluster))?;
                 self.barrier = true;
                 table
             }
         };
+        self.refcounts.metadata.add([cluster]);
         tables.set_l1(index, new | COPIED);
         tables.keep(index, table.into_boxed_slice());
         self.l1.push((index, l1));
@@ -199,9 +213,10 @@ impl Writer {
             let most = (RESERVE_BYTES / map.cluster()).clamp(8, 1024);
             self.begin_mark(map)?;
             self.renew_mark(map)?;
-            let got = self.refcounts.reserve(self.reserve_next)?;
+            let got = self.refcounts.reserve(self.reserve_next);
             map.layers.set_top_end(self.refcounts.end());
-            self.reserve.extend(got);
+            self.freed.append(&mut self.refcounts.unused);
+            self.reserve.extend(got?);
             self.reserve_next = (2 * self.reserve_next).min(usize::try_from(most).unwrap_or(8));
             self.reserve_ready = 0;
         }
@@ -226,39 +241,35 @@ impl Writer {
     /// Puts all that changed into the tables, and says so.
     ///
     /// # Errors
-    /// What the host says: nothing is known to have changed then.
+    /// What the host says first. What the file says by then of each cluster is what is known of it, the old or the
+    /// new; where nobody knows, the image's thread looks again when it is asked.
     pub(crate) fn commit(&mut self, map: &mut Map) -> io::Result<()> {
         if self.is_broken() {
             return Err(corrupt());
         }
-        let pending = std::mem::take(&mut self.pending);
-        let l1 = std::mem::take(&mut self.l1);
-        if pending.is_empty() && l1.is_empty() {
+        if self.pending.is_empty() && self.l1.is_empty() {
             return Ok(());
         }
-        let pending = sorted(pending);
+        let pending = sorted(std::mem::take(&mut self.pending));
         let words = words(map, &pending);
+        self.sync_replaced(map)?;
         self.name_loose(map, &pending);
-        if let Err(error) = self.write_tables(map, &l1, &words) {
-            for &(index, before) in l1.iter().rev() {
-                map.layers.top().set_l1(index, before);
-                map.layers.top().forget(index);
-            }
-            return Err(error);
-        }
-        self.publish(map, &l1, pending);
-        Ok(())
+        let l1 = self.write_l1(map);
+        let unwritten = self.write_entries(map, &words);
+        let (unknown, rest): (Vec<_>, Vec<_>) =
+            pending.into_iter().partition(|(cluster, _)| unwritten.is_unknown(*cluster));
+        let (kept, done): (Vec<_>, Vec<_>) =
+            rest.into_iter().partition(|(cluster, _)| unwritten.is_kept(*cluster));
+        // Their clusters of the file leak, the old or the new, until the image is opened again after a kill.
+        unknown.into_iter().for_each(|(cluster, _)| map.publish(cluster, Word::ASK));
+        self.abandon(map, kept);
+        self.publish(map, done);
+        l1.and(unwritten.into_result())
     }
 
     /// Has whoever looks for these clusters find them where they are now.
-    fn publish(&mut self, map: &mut Map, l1: &[(usize, u64)], pending: Vec<(u64, Pending)>) {
+    fn publish(&mut self, map: &mut Map, pending: Vec<(u64, Pending)>) {
         let (size, data) = (map.cluster(), map.layers.data);
-        for (index, _) in l1 {
-            let table = (map.layers.top().l1(*index) & OFFSET) / size;
-            self.refcounts.loose.remove(table);
-        }
-        let tables = l1.iter().map(|(_, before)| (before & OFFSET) / size);
-        self.free_tables(tables.filter(|&at| at > 0).collect());
         for (cluster, Pending { host, old }) in pending {
             let word = host.map_or(Word::ZERO, |host| Word::data(data, host, true));
             map.publish(cluster, word);
@@ -282,6 +293,21 @@ impl Writer {
             host.iter().for_each(|host| loose.set_user(host / size, *cluster));
             if let Entry::Data { host, copied: true } = old {
                 loose.free(host / size, *cluster);
+            }
+        }
+    }
+
+    /// What was to become of these clusters did not: no table names where they were to be, and entries lead where they
+    /// did.
+    fn abandon(&mut self, map: &mut Map, pending: Vec<(u64, Pending)>) {
+        if map.layers.has_data_file() {
+            return;
+        }
+        let size = map.cluster();
+        for (_, Pending { host, old }) in pending {
+            self.freed.extend(host.map(|host| host / size));
+            if let Entry::Data { host, copied: true } = old {
+                self.refcounts.loose.remove(host / size);
             }
         }
     }
@@ -321,13 +347,8 @@ impl Writer {
         }
     }
 
-    /// Writes what changed in L1, and entries of L2 with all that were deferred.
-    fn write_tables(
-        &mut self,
-        map: &mut Map,
-        l1: &[(usize, u64)],
-        words: &[(u64, u64)],
-    ) -> io::Result<()> {
+    /// What was written in the place of other content is durable, if there is any.
+    fn sync_replaced(&mut self, map: &mut Map) -> io::Result<()> {
         if std::mem::take(&mut self.barrier) {
             self.sync(map)?;
             // A queue may have heard that what this was for is lost.
@@ -335,20 +356,58 @@ impl Writer {
                 return Err(corrupt());
             }
         }
-        let tables = map.layers.top();
-        for (index, _) in l1 {
-            tables.write_l1(*index)?;
+        Ok(())
+    }
+
+    /// Writes what changed in L1: each entry then leads to a table that says the same. Those that could not be written
+    /// are in memory what they are in the file.
+    fn write_l1(&mut self, map: &mut Map) -> io::Result<()> {
+        let (size, mut outcome) = (map.cluster(), Ok(()));
+        for (index, before) in std::mem::take(&mut self.l1) {
+            let tables = map.layers.top();
+            let mut unused = before;
+            match tables.write_l1(index, before) {
+                Ok(()) => self.refcounts.loose.remove((tables.l1(index) & OFFSET) / size),
+                Err(not) => {
+                    unused = if not.is_old { tables.l1(index) } else { 0 };
+                    tables.set_l1(index, before);
+                    tables.forget(index);
+                    outcome = outcome.and(Err(self.not_replaced(not)));
+                }
+            }
+            if unused & OFFSET != 0 {
+                self.free_tables(vec![(unused & OFFSET) / size]);
+            }
         }
-        let mut all = tables.deferred().clone();
+        outcome
+    }
+
+    /// Writes entries of L2, and all that were deferred; those that could not be written. A cluster whose deferred entry
+    /// is in the file, or a newer one, is deferred no more, and the journal says nothing of it.
+    fn write_entries(&mut self, map: &mut Map, words: &[(u64, u64)]) -> Unwritten {
+        let mut all = map.layers.top().deferred().clone();
         all.extend(words.iter().copied());
         let all: Vec<(u64, u64)> = all.into_iter().collect();
         if all.is_empty() {
-            return Ok(());
+            return Unwritten::default();
         }
-        let last = self.begin_writing(map, &all, !words.is_empty())?;
-        map.layers.top().write_all(&all)?;
-        self.forget_deferred(map, last);
-        Ok(())
+        let before = match self.begin_writing(map, &all, !words.is_empty()) {
+            Ok(before) => before,
+            Err(error) => return Unwritten::all_of(&all, error),
+        };
+        let unwritten = map.layers.top().write_each(&all);
+        map.layers.top().keep_deferred(&unwritten);
+        self.end_writing(map, &all, before, &unwritten);
+        unwritten
+    }
+
+    /// Why a few bytes of metadata were not replaced. If nobody knows whether they were, nothing is changed any more.
+    fn not_replaced(&mut self, not: NotReplaced) -> io::Error {
+        if !not.is_old {
+            tracing::error!("nobody knows what its header or its L1 table says: {}", not.error);
+            self.is_unsure = true;
+        }
+        not.error
     }
 
     /// Puts into what the header says where the table of counts is by now, and how many clusters it has.
@@ -358,8 +417,13 @@ impl Writer {
         shape.refcount_table_clusters = now.refcount_table_clusters;
     }
 
-    /// True if a sync has failed.
+    /// True if nothing may be changed any more.
     pub(crate) fn is_broken(&self) -> bool {
+        self.has_lost() || self.is_unsure || self.refcounts.is_unsure
+    }
+
+    /// True if a sync has failed.
+    pub(crate) fn has_lost(&self) -> bool {
         self.broken || self.refcounts.sync_failed || self.failure.failed.load(SeqCst)
     }
 
@@ -383,18 +447,26 @@ impl Writer {
         })
     }
 
-    /// Gives clusters back with which nothing is in flight, and that no table names.
+    /// Gives clusters back with which nothing is in flight, and that no table will name. Those that cannot be given back
+    /// yet are among the freed ones again: an entry in the file may lead to them that finds no room for a newer one.
     ///
     /// # Errors
-    /// What the host says; some of them leak then.
-    pub(crate) fn release(&mut self, map: &mut Map, clusters: &[u64]) -> io::Result<()> {
+    /// What the host says first.
+    pub(crate) fn release(&mut self, map: &mut Map, mut clusters: Vec<u64>) -> io::Result<()> {
         if clusters.is_empty() || self.is_broken() {
             return Ok(());
         }
-        self.write_deferred(map)?;
+        let written = self.write_deferred(map);
         self.sync(map)?;
-        self.renew_mark(map)?;
-        self.refcounts.release(clusters)
+        self.renew_mark(map).inspect_err(|_| self.freed.extend(&clusters))?;
+        if Self::has_deferred(map) {
+            let named = map.layers.top().superseded();
+            let named = named.inspect_err(|_| self.freed.extend(&clusters))?;
+            self.freed.extend(clusters.extract_if(.., |cluster| named.contains(&*cluster)));
+        }
+        let released = self.refcounts.release(&mut clusters);
+        self.freed.append(&mut clusters);
+        written.and(released)
     }
 }
 

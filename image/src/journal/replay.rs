@@ -1,7 +1,7 @@
 //! Entries that a process left in its journal when it was killed go into the tables of their image.
 
 use super::{Journal, MARK_BITS, is_of_this_boot};
-use crate::file::BlockFile;
+use crate::file::{BlockFile, NotReplaced};
 use crate::header::Header;
 use crate::l2::Tables;
 use crate::layout::{COPIED, Entry, OFFSET, Shape};
@@ -57,7 +57,7 @@ pub fn replay(
     // Not after the mark has gone, which would leave entries that nobody knows to be in the file.
     journal.into_iter().for_each(Journal::clear);
     if mark != 0 {
-        set_mark(&file, &mut shape, 0)?;
+        set_mark(&file, &mut shape, 0).map_err(|not| not.error)?;
     }
     journal.into_iter().for_each(Journal::end);
     Ok(replayed)
@@ -135,7 +135,7 @@ fn give_back(
     }
     unused.sort_unstable();
     unused.dedup();
-    refcounts.free(&unused)
+    refcounts.free(&mut unused)
 }
 
 /// Whether the tables have the entry that was written last. If they do not, the file has older contents, which
@@ -154,10 +154,10 @@ fn has_last_written(
 }
 
 /// Has the header say which journal may hold entries of this image; 0: none.
-pub(crate) fn set_mark(file: &BlockFile, shape: &mut Shape, mark: u64) -> io::Result<()> {
+pub(crate) fn set_mark(file: &BlockFile, shape: &mut Shape, mark: u64) -> Result<(), NotReplaced> {
     let autoclear = shape.autoclear & !MARK_BITS | mark;
     // autoclear_features.
-    file.write_at(&autoclear.to_be_bytes(), 88)?;
+    file.replace_at(&shape.autoclear.to_be_bytes(), &autoclear.to_be_bytes(), 88)?;
     shape.autoclear = autoclear;
     Ok(())
 }

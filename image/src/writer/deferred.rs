@@ -12,6 +12,7 @@
 
 use super::{Writer, sorted, words};
 use crate::journal::{CAPACITY, Journal, MARK_BITS, set_mark};
+use crate::l2::Unwritten;
 use crate::layout::{OFFSET, corrupt};
 use crate::map::Map;
 use std::io;
@@ -33,17 +34,28 @@ impl Writer {
         }
         let pending = sorted(std::mem::take(&mut self.pending));
         let words = words(map, &pending);
-        self.begin_mark(map)?;
-        self.name_loose(map, &pending);
-        self.defer(map, &words)?;
-        self.publish(map, &[], pending);
+        let deferred = self.begin_mark(map).and_then(|()| {
+            self.name_loose(map, &pending);
+            self.defer(map, &words)
+        });
+        match deferred {
+            Ok(()) => self.publish(map, pending),
+            Err(error) => {
+                self.abandon(map, pending);
+                return Err(error);
+            }
+        }
         Ok(())
     }
 
     fn defer(&mut self, map: &mut Map, words: &[(u64, u64)]) -> io::Result<()> {
         let Some(journal) = self.journal.clone() else { return Err(corrupt()) };
         if journal.len() + words.len() > CAPACITY {
-            self.write_deferred(map)?;
+            let written = self.write_deferred(map);
+            // Some of them may have found no room in the tables.
+            if journal.len() + words.len() > CAPACITY {
+                return written.and(Err(corrupt()));
+            }
         }
         let tables = map.layers.top();
         if !journal.append(words) {
@@ -61,7 +73,7 @@ impl Writer {
     /// Has all entries be in the file, though not durably.
     ///
     /// # Errors
-    /// What the host says; they stay in the journal then.
+    /// What the host says first; those that could not be written stay in the journal.
     pub(crate) fn write_deferred(&mut self, map: &mut Map) -> io::Result<()> {
         if !Self::has_deferred(map) {
             return Ok(());
@@ -69,7 +81,8 @@ impl Writer {
         if self.is_broken() {
             return Err(corrupt());
         }
-        self.write_tables(map, &[], &[])
+        self.sync_replaced(map)?;
+        self.write_entries(map, &[]).into_result()
     }
 
     /// Has the header name the journal, if there is one to be used and it does not yet.
@@ -83,7 +96,10 @@ impl Writer {
         }
         let tables = map.layers.top();
         let (file, mark) = (tables.file.clone(), journal.begin());
-        set_mark(&file, &mut tables.shape, mark).inspect_err(|_| journal.end())?;
+        if let Err(not) = set_mark(&file, &mut tables.shape, mark) {
+            journal.end();
+            return Err(self.not_replaced(not));
+        }
         self.refcounts.loose.begin(&journal);
         self.mark.store(mark, SeqCst);
         Ok(())
@@ -94,30 +110,52 @@ impl Writer {
         self.journal.as_deref().filter(|_| self.mark.load(SeqCst) != 0)
     }
 
-    /// `words` are about to be written to the tables, among them `others` that are not in the journal. Gives the
-    /// one that tells these tables from what they were before ([`Journal::written`]): one that leads somewhere,
-    /// which no entry did before. Without one the mark tells it.
+    /// `words` are about to be written to the tables, among them `others` that are not in the journal. Gives the entry
+    /// that the file is known to have before that.
+    ///
+    /// # Errors
+    /// What the host says; nothing has changed then.
     pub(super) fn begin_writing(
-        &mut self,
+        &self,
         map: &mut Map,
         words: &[(u64, u64)],
         others: bool,
     ) -> io::Result<Option<(u64, u64)>> {
-        if others && let Some(journal) = self.marked_journal() {
-            journal.forget_last_written();
-        }
-        let last = words.iter().rfind(|(_, word)| word & OFFSET != 0).copied();
-        if last.is_none() {
+        let Some(journal) = self.marked_journal() else { return Ok(None) };
+        let before = journal.last_written();
+        if !words.iter().any(leads) {
             self.renew_mark(map)?;
         }
-        Ok(last)
+        if others {
+            journal.forget_last_written();
+        }
+        Ok(before)
     }
 
-    /// They are in the file.
-    pub(super) fn forget_deferred(&mut self, map: &mut Map, last: Option<(u64, u64)>) {
-        map.layers.top().clear_deferred();
-        if let Some(journal) = self.marked_journal() {
-            journal.written(last);
+    /// `words` are in the tables, but for those that are unwritten; `before` is what [`Writer::begin_writing`] gave. The
+    /// journal keeps what is still deferred, and says which entry tells these tables from what they were before
+    /// ([`Journal::written`]): one that leads somewhere, which no entry did before. Without one the mark tells it.
+    pub(super) fn end_writing(
+        &self,
+        map: &mut Map,
+        words: &[(u64, u64)],
+        before: Option<(u64, u64)>,
+        unwritten: &Unwritten,
+    ) {
+        let Some(journal) = self.marked_journal() else { return };
+        let mut written = words.iter().filter(|(cluster, _)| unwritten.has_written(*cluster));
+        let mut last = written.rfind(|word| leads(word)).copied();
+        if last.is_none() && unwritten.has_kept_all(words) {
+            last = before;
+        } else if last.is_none() && words.iter().any(leads) {
+            // If it keeps its mark, a copy of the file from before passes for the file. Why some of them could not
+            // be written is told.
+            let _ = self.renew_mark(map);
+        }
+        let deferred = map.layers.top().deferred();
+        match deferred.is_empty() {
+            true => journal.written(last),
+            false => journal.keep(last, |cluster| deferred.contains_key(&cluster)),
         }
     }
 
@@ -126,7 +164,7 @@ impl Writer {
     ///
     /// # Errors
     /// What the host says; either mark is that of the journal then.
-    pub(super) fn renew_mark(&mut self, map: &mut Map) -> io::Result<()> {
+    pub(super) fn renew_mark(&self, map: &mut Map) -> io::Result<()> {
         let Some(journal) = self.marked_journal() else { return Ok(()) };
         if !journal.is_used() {
             // A queue has heard that what it led to is lost.
@@ -134,7 +172,8 @@ impl Writer {
         }
         let tables = map.layers.top();
         let (file, before) = (tables.file.clone(), tables.shape.autoclear & MARK_BITS);
-        set_mark(&file, &mut tables.shape, journal.next_mark(before))?;
+        let renewed = set_mark(&file, &mut tables.shape, journal.next_mark(before));
+        renewed.map_err(|not| not.error)?;
         journal.marked(before);
         Ok(())
     }
@@ -152,7 +191,7 @@ impl Writer {
         if self.mark.load(SeqCst) != 0 {
             let tables = map.layers.top();
             let file = tables.file.clone();
-            set_mark(&file, &mut tables.shape, 0)?;
+            set_mark(&file, &mut tables.shape, 0).map_err(|not| self.not_replaced(not))?;
             self.end_journal();
             self.mark.store(0, SeqCst);
             // Nobody knows of those any more that are taken ahead: a kill would lose them.
@@ -170,9 +209,10 @@ impl Writer {
         let mut unused: Vec<u64> = std::mem::take(&mut self.reserve).into();
         self.reserve_ready = 0;
         unused.sort_unstable();
-        if let Err(error) = self.refcounts.free(&unused) {
+        if let Err(error) = self.refcounts.free(&mut unused) {
             tracing::warn!("clusters that are not used could not be given back: {error}");
         }
+        self.freed.append(&mut unused);
     }
 
     /// The journal holds nothing of this image any more. It may hold entries of another one by now.
@@ -188,4 +228,9 @@ impl Writer {
         self.defers = defers;
         if defers { Ok(()) } else { self.leave_journal(map) }
     }
+}
+
+/// Whether an entry leads anywhere.
+fn leads((_, word): &(u64, u64)) -> bool {
+    word & OFFSET != 0
 }

@@ -10,9 +10,9 @@ impl Writer {
     /// # Errors
     /// What the host says; some of it leaks then.
     pub(crate) fn give_back_reserve(&mut self, map: &mut Map) -> io::Result<()> {
-        self.leave_journal(map)?;
+        let left = self.leave_journal(map);
         let unused: Vec<u64> = std::mem::take(&mut self.reserve).into();
-        self.release(map, &unused)
+        left.and(self.release(map, unused))
     }
 
     /// Gives back all that is not used, for whoever opens the image next.
@@ -20,9 +20,9 @@ impl Writer {
     /// # Errors
     /// What the host says; some of it leaks then.
     pub(crate) fn close(&mut self, map: &mut Map) -> io::Result<()> {
-        self.leave_journal(map)?;
+        let left = self.leave_journal(map);
         let mut unused = std::mem::take(&mut self.freed);
         unused.extend(std::mem::take(&mut self.reserve));
-        self.release(map, &unused)
+        left.and(self.release(map, unused))
     }
 }

@@ -9,10 +9,12 @@
 
 use super::Writer;
 use crate::header::{L1_BYTES_MAX, l1_entries};
-use crate::layout::corrupt;
+use crate::l2::Tables;
+use crate::layout::{OFFSET, Shape, corrupt, words};
 use crate::map::Map;
 use ringway_core::ByteRange;
 use std::io;
+use std::ops::Range;
 
 /// Header fields size, crypt_method (0), l1_size, l1_table_offset: neighbours in one sector.
 const SIZE_AT: u64 = 24;
@@ -25,8 +27,8 @@ impl Writer {
     /// Gives the disk `size` bytes; what was added reads as zeroes. Durable when it returns.
     ///
     /// # Errors
-    /// What the host says, or why it cannot be so large. The size is the old one then; if the header could
-    /// not be written, nothing is changed any more.
+    /// What the host says, or why it cannot be so large. The size is the old one then; if nobody knows what
+    /// the header says, nothing is changed any more.
     pub(crate) fn grow(&mut self, map: &mut Map, size: u64) -> io::Result<()> {
         let old = map.layers.top().shape.size;
         if self.is_broken() {
@@ -36,7 +38,7 @@ impl Writer {
             return Ok(());
         }
         judge(map, old, size)?;
-        map.table.grow(size)?;
+        map.table.make_room(size)?;
         self.longer_l1(map, size)?;
         if map.layers.has_data_file() {
             let end = map.layers.data_end();
@@ -49,25 +51,41 @@ impl Writer {
                 map.layers.set_data_end(size);
             }
         }
+        let before = map.layers.top().shape;
         map.set_size(size);
-        let grown = self.hide_base(map, old, size).and_then(|()| self.sync(map));
-        if let Err(error) = grown {
-            map.set_size(old);
-            return Err(error);
+        let grown = self
+            .hide_base(map, old, size)
+            .and_then(|()| self.sync(map))
+            .and_then(|()| self.write_size(map, &before, &Shape { size, ..before }));
+        match grown {
+            Ok(()) => map.show_size(old),
+            Err(_) => map.set_size(old),
         }
-        self.write_size(map, size)
+        grown
     }
 
-    /// Has the header say how large the disk is, and where its L1 table.
-    pub(super) fn write_size(&mut self, map: &mut Map, size: u64) -> io::Result<()> {
-        let shape = map.layers.top().shape;
-        let mut fields = [0; 24];
-        fields[..8].copy_from_slice(&size.to_be_bytes());
-        fields[12..16].copy_from_slice(&shape.l1_entries.to_be_bytes());
-        fields[16..].copy_from_slice(&shape.l1_offset.to_be_bytes());
-        let written = map.layers.top().file.write_at(&fields, SIZE_AT);
-        // Nobody knows what it says, if this fails.
-        written.and_then(|()| self.sync(map)).inspect_err(|_| self.broken = true)
+    /// Has the header say how large the disk is, and where its L1 table and how long: what `after` does, where it
+    /// says what `before` does.
+    ///
+    /// # Errors
+    /// What the host says. If nobody knows what the header says, nothing is changed any more.
+    pub(super) fn write_size(
+        &mut self,
+        map: &mut Map,
+        before: &Shape,
+        after: &Shape,
+    ) -> io::Result<()> {
+        let fields = |shape: &Shape| {
+            let mut fields = [0; 24];
+            fields[..8].copy_from_slice(&shape.size.to_be_bytes());
+            fields[12..16].copy_from_slice(&shape.l1_entries.to_be_bytes());
+            fields[16..].copy_from_slice(&shape.l1_offset.to_be_bytes());
+            fields
+        };
+        let file = map.layers.top().file.clone();
+        let replaced = file.replace_at(&fields(before), &fields(after), SIZE_AT);
+        replaced.map_err(|not| self.not_replaced(not))?;
+        self.sync(map)
     }
 
     /// Has the L1 table be long enough for `size` bytes: in its last cluster, or in other clusters.
@@ -83,33 +101,57 @@ impl Writer {
         let (have, want) = (clusters(shape.l1_entries.into()), clusters(needed));
         let whole =
             usize::try_from(want.max(have) * shape.cluster() / 8).map_err(io::Error::other)?;
+        let behind = Behind::read(map)?;
         if want <= have {
             // What is behind the entries that were needed may be anything.
             let rest = map.layers.top().l1_bytes(whole).split_off(8 * there);
             let at = shape.l1_offset + 8 * there as u64;
-            map.layers.top().file.write_at(&rest, at)?;
+            let written = map.layers.top().file.write_at(&rest, at);
+            // If that has failed, some of them may be there.
+            let cut = behind.cut(map, written.is_ok());
+            self.free_behind(cut);
+            written?;
             self.sync(map)?;
-            let entries = number(needed)?.max(shape.l1_entries);
-            map.layers.top().set_l1_table(shape.l1_offset, entries);
-            return self.write_size(map, shape.size);
+            let l1_entries = number(needed)?.max(shape.l1_entries);
+            self.write_size(map, &shape, &Shape { l1_entries, ..shape })?;
+            map.layers.top().set_l1_table(shape.l1_offset, l1_entries);
+            return Ok(());
         }
         self.renew_mark(map)?;
-        let (first, rest) = self.reserve_run(want)?;
+        let run = self.reserve_run(want);
         map.layers.set_top_end(self.refcounts.end());
+        self.freed.append(&mut self.refcounts.unused);
+        let (first, rest) = run?;
         self.reserve.extend(rest);
         let bytes = map.layers.top().l1_bytes(whole);
-        let offset = first << shape.cluster_bits;
-        if let Err(error) = map.layers.top().file.write_at(&bytes, offset) {
+        let l1_offset = first << shape.cluster_bits;
+        let after = Shape { l1_offset, l1_entries: number(needed)?, ..shape };
+        let file = map.layers.top().file.clone();
+        let named = file
+            .write_at(&bytes, l1_offset)
+            .and_then(|()| self.sync(map))
+            .and_then(|()| self.write_size(map, &shape, &after));
+        if let Err(error) = named {
+            // It may not read as zeroes any more, so it is no reserve.
             self.freed.extend(first..first + want);
             return Err(error);
         }
         self.refcounts.note_metadata(first..first + want);
-        self.sync(map)?;
-        map.layers.top().set_l1_table(offset, number(needed)?);
-        self.write_size(map, shape.size)?;
+        (first..first + want).for_each(|cluster| self.refcounts.loose.remove(cluster));
+        map.layers.top().set_l1_table(l1_offset, after.l1_entries);
         let before = shape.l1_offset >> shape.cluster_bits;
         self.free_tables((before..before + have).collect());
+        let cut = behind.cut(map, true);
+        self.free_behind(cut);
         Ok(())
+    }
+
+    /// Nothing leads to what lay behind the disk any more.
+    fn free_behind(&mut self, cut: Vec<Cut>) {
+        for Cut { table, data, .. } in cut {
+            self.free_tables(vec![table]);
+            data.into_iter().for_each(|clusters| self.free(clusters));
+        }
     }
 
     /// Takes so many free clusters in one piece, as `Refcounts::reserve`: the first of them, and others
@@ -124,7 +166,7 @@ impl Writer {
             match self.refcounts.reserve(want) {
                 Ok(more) => got.extend(more),
                 Err(error) => {
-                    self.refcounts.release(&got)?;
+                    self.freed.append(&mut got);
                     return Err(error);
                 }
             }
@@ -136,7 +178,7 @@ impl Writer {
                 return Ok((first, got));
             }
         }
-        self.refcounts.release(&got)?;
+        self.freed.append(&mut got);
         Err(io::Error::other(format!(
             "no {count} clusters in one piece are to be had for its L1 table. Use `qemu-img resize`, \
              while nobody serves it"
@@ -148,19 +190,69 @@ impl Writer {
         let cluster = map.cluster();
         let whole = old.next_multiple_of(cluster).min(size);
         if let Some(range) = ByteRange::new(old, whole - old).filter(|range| !range.is_empty()) {
-            self.write_zeroes(map, range)?;
-            self.commit(map)?;
+            let zeroed = self.write_zeroes(map, range);
+            self.commit(map).and(zeroed)?;
         }
         let end = map.layers.base_bytes().min(size).div_ceil(cluster);
         let mut first = whole.div_ceil(cluster);
         while first < end {
             let next = (first + BATCH).min(end);
-            self.zero(map, first..next)?;
-            self.commit(map)?;
+            let zeroed = self.zero(map, first..next);
+            // Also if some of them could not be.
+            self.commit(map).and(zeroed)?;
             first = next;
         }
         Ok(())
     }
+}
+
+/// What L1 entries lead to that lie behind those of the disk: the state of a machine that was saved with it.
+struct Behind(Vec<Cut>);
+
+/// What one of them leads to.
+struct Cut {
+    index: usize,
+    /// The cluster of its table,
+    table: u64,
+    /// and those that this names.
+    data: Vec<Range<u64>>,
+}
+
+impl Behind {
+    fn read(map: &mut Map) -> io::Result<Self> {
+        let tables = map.layers.top();
+        let (shape, mut all) = (tables.shape, Vec::new());
+        for (index, offset) in behind(tables)? {
+            let mut bytes = vec![0; 1 << shape.cluster_bits];
+            tables.file.read_or_zero(&mut bytes, offset)?;
+            // What is damaged leaks.
+            let entries = words(&bytes).filter_map(|word| shape.entry(word).ok());
+            let data = entries.map(|entry| entry.clusters(shape.cluster()));
+            let data = data.filter(|clusters| !clusters.is_empty()).collect();
+            all.push(Cut { index, table: offset >> shape.cluster_bits, data });
+        }
+        Ok(Self(all))
+    }
+
+    /// Those that the L1 table does not name any more: all of them if `all`.
+    fn cut(mut self, map: &mut Map, all: bool) -> Vec<Cut> {
+        if !all {
+            // Nobody knows.
+            let Ok(left) = behind(map.layers.top()) else { return Vec::new() };
+            self.0.retain(|cut| left.iter().all(|(index, _)| *index != cut.index));
+        }
+        self.0
+    }
+}
+
+/// L1 entries of the file behind those of the disk, by their place: where their tables are.
+fn behind(tables: &Tables) -> io::Result<Vec<(usize, u64)>> {
+    let (shape, there) = (tables.shape, tables.l1_len());
+    let count = (shape.l1_entries as usize).saturating_sub(there);
+    let mut bytes = vec![0; 8 * count];
+    tables.file.read_or_zero(&mut bytes, shape.l1_offset + 8 * there as u64)?;
+    let offsets = (there..).zip(words(&bytes).map(|word| word & OFFSET));
+    Ok(offsets.filter(|(_, offset)| *offset != 0).collect())
 }
 
 /// Refuses what cannot be, before anything is changed.

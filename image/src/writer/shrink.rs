@@ -12,7 +12,7 @@
 use super::{Pending, Writer};
 use crate::file::BlockFile;
 use crate::header::{Header, l1_entries};
-use crate::layout::{Entry, OFFSET, corrupt};
+use crate::layout::{Entry, OFFSET, Shape, corrupt};
 use crate::map::Map;
 use crate::snapshot::Snapshot;
 use ringway_core::ByteRange;
@@ -37,8 +37,10 @@ impl Writer {
         self.cut_table(map, size)?;
         self.cut_tables(map, size)?;
         self.give_back_portion(map)?;
+        let before = map.layers.top().shape;
+        self.write_size(map, &before, &Shape { size, ..before })?;
         map.layers.set_size(size);
-        self.write_size(map, size)
+        Ok(())
     }
 
     /// Has the rest of the last cluster be zeroes: QEMU shows what is there to a disk that grows again.
@@ -85,8 +87,10 @@ impl Writer {
             let entries = entries?;
             tables.set_l1(index, 0);
             tables.forget(index);
-            // What it says if this fails nobody knows, so that nothing is given back.
-            tables.write_l1(index)?;
+            if let Err(not) = tables.write_l1(index, before) {
+                tables.set_l1(index, before);
+                return Err(self.not_replaced(not));
+            }
             self.free_tables(vec![table]);
             entries.into_iter().for_each(|entry| self.free(entry.clusters(shape.cluster())));
             if self.freed.len() >= PORTION {
@@ -100,7 +104,7 @@ impl Writer {
     fn give_back_portion(&mut self, map: &mut Map) -> io::Result<()> {
         self.sync(map)?;
         let freed = std::mem::take(&mut self.freed);
-        self.release(map, &freed)
+        self.release(map, freed)
     }
 }
 

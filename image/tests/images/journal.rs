@@ -4,9 +4,9 @@
 use crate::disk::{Change, TestDisk, journal, replayed_by};
 use crate::power_cuts::checked;
 use crate::qemu;
-use crate::record::{Event, Record, fail_next_sync};
+use crate::record::{Event, NoRoom, Record, fail_next_sync};
 use ringway_core::Op;
-use ringway_image::{Format, NewImage, Replayed};
+use ringway_image::{Format, Header, NewImage, Replayed};
 use ringway_testkit::Rng;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -493,4 +493,46 @@ fn c47_what_a_table_names_is_not_given_back() {
     assert_eq!([0, 1, 2].map(|cluster| disk.read(cluster * CLUSTER, 1)[0]), [1; 3]);
     drop(disk);
     checked(&path).unwrap();
+}
+
+/// An overlay of two L2 tables, both there: its file, and for which part of that the second one is.
+fn two_tables() -> (tempfile::TempDir, PathBuf, File, std::ops::Range<u64>) {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("top.qcow2");
+    std::fs::write(folder.path().join("base.raw"), vec![0xba; 128 * 512]).unwrap();
+    let file = File::options().read(true).write(true).create_new(true).open(&path).unwrap();
+    let backing = Some((Path::new("base.raw"), Format::Raw));
+    NewImage { virtual_size: 128 * 512, cluster_bits: 9, backing }.write(&file).unwrap();
+    let mut disk = TestDisk::open(&path, false);
+    disk.write(0, &[1; 64 * 512]);
+    disk.write(64 * 512, &[1; 512]);
+    drop(disk);
+    let bytes = file.metadata().unwrap().len();
+    let l1 = Header::read(&file, bytes).unwrap().unwrap().l1_offset;
+    let mut word = [0; 8];
+    file.read_exact_at(&mut word, l1 + 8).unwrap();
+    let table = u64::from_be_bytes(word) & !(1 << 63);
+    (folder, path, file, table..table + 512)
+}
+
+/// What a guest gives back on a full host is given back, but for what an entry in the file leads to.
+#[test]
+fn c43_clusters_are_given_back_though_an_entry_finds_no_room() {
+    let (folder, path, file, second) = two_tables();
+    let (mut disk, _) = TestDisk::open_with_journal(&path, 1, &folder.path().join("journal"));
+    let full = NoRoom::of(&file, second);
+    disk.write(64 * 512, &[2; 512]);
+    disk.change(&mut [Change { op: Op::WriteZeroes, at: 64 * 512, bytes: vec![0; 512] }]);
+    disk.write(70 * 512, &[3; 512]);
+    disk.change(&mut [Change { op: Op::Discard, at: 0, bytes: vec![0; 64 * 512] }]);
+    let said = disk.image.give_back().unwrap_err();
+    assert_eq!(said.raw_os_error(), Some(libc::ENOSPC));
+    let found = checked(&path).unwrap();
+    // That of cluster 70, which only the journal leads to.
+    assert_eq!(found.leaks, 1, "{:?}", found.problems);
+    assert_eq!(disk.read(64 * 512, 512), [0; 512]);
+    drop(full);
+    disk.image.give_back().unwrap();
+    assert_eq!(checked(&path).unwrap().leaks, 0);
+    assert_eq!((disk.read(0, 512), disk.read(70 * 512, 512)), (vec![0; 512], vec![3; 512]));
 }

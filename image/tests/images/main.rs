@@ -13,6 +13,7 @@ mod kills;
 mod matrix;
 mod merge_cuts;
 mod missing;
+mod nth_call;
 mod power_cuts;
 mod qemu;
 mod record;

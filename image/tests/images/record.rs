@@ -5,9 +5,11 @@
 //! and notes it if somebody records that file. One at a time, so that the order is the order.
 
 use std::fs::File;
+use std::ops::Range;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::MetadataExt;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 /// A call that has succeeded.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -81,6 +83,224 @@ fn sync_fails(fd: i32) -> bool {
     }
     let its = faults.iter().position(|key| *key == (stat.st_dev, stat.st_ino));
     its.map(|at| faults.remove(at)).is_some()
+}
+
+/// How calls fail.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Failing {
+    /// With this `errno`.
+    With(i32),
+    /// Half of a write is done, and the rest fails with `ENOSPC`. Other calls fail with it, and so does what lies
+    /// within a sector of data, or of the header: it is written as a whole or not at all.
+    Half,
+}
+
+/// How much of a write is done then.
+fn half(at: i64, len: usize) -> usize {
+    match len {
+        _ if at < 512 => 0,
+        0..64 => 0,
+        64..512 => len / 16 * 8,
+        _ => len / 1024 * 512,
+    }
+}
+
+/// Files whose calls are counted, and of which some fail.
+struct Plan {
+    files: Vec<Key>,
+    /// Reads are counted, too,
+    reads: bool,
+    /// and writes that are not the image's thread's.
+    tools: bool,
+    count: u64,
+    /// The first call that fails, all behind it, too, if it is for ever, and how.
+    fails: Option<(u64, bool, Failing)>,
+    /// The next write is the rest of one of which half was done.
+    is_half: bool,
+}
+
+static PLANS: Mutex<Vec<Plan>> = Mutex::new(Vec::new());
+
+/// Counts what the image's thread asks of files, as the calls of [`BlockFile`] do, until it is dropped.
+///
+/// [`BlockFile`]: the file of an image, in `image/src/file.rs`.
+pub(crate) struct Calls(Key);
+
+impl Calls {
+    pub(crate) fn of(files: &[&File], reads: bool) -> Self {
+        let files: Vec<Key> = files.iter().map(|file| key(file)).collect();
+        let first = files[0];
+        let (tools, count, fails, is_half) = (false, 0, None, false);
+        PLANS.lock().unwrap().push(Plan { files, reads, tools, count, fails, is_half });
+        Self(first)
+    }
+
+    /// Counts writes of tools, too, which are those of a queue as well.
+    pub(crate) fn of_tools(&self) {
+        self.with(|plan| plan.tools = true);
+    }
+
+    fn with<T>(&self, act: impl FnOnce(&mut Plan) -> T) -> T {
+        let mut plans = PLANS.lock().unwrap_or_else(PoisonError::into_inner);
+        act(plans.iter_mut().find(|plan| plan.files[0] == self.0).unwrap())
+    }
+
+    /// The `nth` call from now on fails, and all that follow if it is for ever. The first is number 1.
+    pub(crate) fn fail(&self, nth: u64, for_ever: bool, how: Failing) {
+        self.with(|plan| {
+            (plan.count, plan.is_half) = (0, false);
+            plan.fails = Some((nth, for_ever, how));
+        });
+    }
+
+    /// None fails any more. How many there were since some were to fail, or it began.
+    pub(crate) fn mend(&self) -> u64 {
+        self.with(|plan| {
+            (plan.fails, plan.is_half) = (None, false);
+            std::mem::take(&mut plan.count)
+        })
+    }
+}
+
+impl Drop for Calls {
+    fn drop(&mut self) {
+        let mut plans = PLANS.lock().unwrap_or_else(PoisonError::into_inner);
+        plans.retain(|plan| plan.files[0] != self.0);
+    }
+}
+
+/// What a call is.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Call {
+    Read,
+    /// So much of it can be done.
+    Write(usize),
+    /// Of a queue, or a tool.
+    Apart,
+    Other,
+}
+
+/// What is to become of a call, if it is not simply to be made: an `errno`, or half of it.
+fn verdict(fd: i32, call: Call) -> Option<Failing> {
+    let mut plans = PLANS.lock().unwrap_or_else(PoisonError::into_inner);
+    // SAFETY: stat is a plain C struct for which zeroes are valid, and ours.
+    let mut stat: libc::stat = unsafe { std::mem::zeroed() };
+    // SAFETY: as above.
+    if plans.is_empty() || unsafe { libc::fstat(fd, &raw mut stat) } != 0 {
+        return None;
+    }
+    let key = (stat.st_dev, stat.st_ino);
+    let plan = plans.iter_mut().find(|plan| plan.files.contains(&key))?;
+    if (call == Call::Read && !plan.reads) || (call == Call::Apart && !plan.tools) {
+        return None;
+    }
+    if matches!(call, Call::Write(_)) && std::mem::take(&mut plan.is_half) {
+        return Some(Failing::With(libc::ENOSPC));
+    }
+    plan.count += 1;
+    let (nth, for_ever, how) = plan.fails?;
+    let fails = plan.count == nth || (for_ever && plan.count > nth);
+    match how {
+        _ if !fails => None,
+        Failing::Half if matches!(call, Call::Write(1..)) => {
+            plan.is_half = true;
+            Some(how)
+        }
+        Failing::Half => Some(Failing::With(libc::ENOSPC)),
+        how => Some(how),
+    }
+}
+
+/// Has a call fail, if it is to; `None`: it is to be made.
+fn failed(fd: i32, call: Call) -> Option<i32> {
+    match verdict(fd, call)? {
+        Failing::Half => None,
+        Failing::With(errno) => {
+            // SAFETY: this thread's own.
+            unsafe { *libc::__errno_location() = errno };
+            Some(-1)
+        }
+    }
+}
+
+/// Where files have no room, in bytes: writes of the image's thread that begin there fail with `ENOSPC`.
+static FULL: Mutex<Vec<(Key, Range<u64>)>> = Mutex::new(Vec::new());
+
+/// A part of a file for which there is no room, until it is dropped.
+pub(crate) struct NoRoom(Key);
+
+impl NoRoom {
+    pub(crate) fn of(file: &File, range: Range<u64>) -> Self {
+        FULL.lock().unwrap().push((key(file), range));
+        Self(key(file))
+    }
+}
+
+impl Drop for NoRoom {
+    fn drop(&mut self) {
+        FULL.lock().unwrap_or_else(PoisonError::into_inner).retain(|full| full.0 != self.0);
+    }
+}
+
+/// True if there is no room at a place of a file.
+fn is_full(fd: i32, at: i64) -> bool {
+    let full = FULL.lock().unwrap_or_else(PoisonError::into_inner);
+    // SAFETY: stat is a plain C struct for which zeroes are valid, and ours.
+    let mut stat: libc::stat = unsafe { std::mem::zeroed() };
+    // SAFETY: as above.
+    if full.is_empty() || unsafe { libc::fstat(fd, &raw mut stat) } != 0 {
+        return false;
+    }
+    let key = (stat.st_dev, stat.st_ino);
+    full.iter().any(|full| full.0 == key && full.1.contains(&at.cast_unsigned()))
+}
+
+/// Files whose next write of the image's thread waits, and whether one does.
+static HOLDS: Mutex<Vec<(Key, bool)>> = Mutex::new(Vec::new());
+static HOLD_CHANGED: Condvar = Condvar::new();
+
+/// The next write of the image's thread to a file waits until it is dropped.
+pub(crate) struct Hold(Key);
+
+impl Hold {
+    pub(crate) fn of(file: &File) -> Self {
+        HOLDS.lock().unwrap().push((key(file), false));
+        Self(key(file))
+    }
+
+    /// Returns once a write waits.
+    pub(crate) fn reached(&self) {
+        let mut holds = HOLDS.lock().unwrap();
+        while !holds.contains(&(self.0, true)) {
+            let waited = HOLD_CHANGED.wait_timeout(holds, Duration::from_secs(60)).unwrap();
+            assert!(!waited.1.timed_out(), "nothing is written");
+            holds = waited.0;
+        }
+    }
+}
+
+impl Drop for Hold {
+    fn drop(&mut self) {
+        HOLDS.lock().unwrap_or_else(PoisonError::into_inner).retain(|hold| hold.0 != self.0);
+        HOLD_CHANGED.notify_all();
+    }
+}
+
+/// Waits as long as writes to a file are held.
+fn wait_if_held(fd: i32) {
+    let mut holds = HOLDS.lock().unwrap_or_else(PoisonError::into_inner);
+    // SAFETY: stat is a plain C struct for which zeroes are valid, and ours.
+    let mut stat: libc::stat = unsafe { std::mem::zeroed() };
+    // SAFETY: as above.
+    if holds.is_empty() || unsafe { libc::fstat(fd, &raw mut stat) } != 0 {
+        return;
+    }
+    let key = (stat.st_dev, stat.st_ino);
+    while let Some(hold) = holds.iter_mut().find(|hold| hold.0 == key) {
+        hold.1 = true;
+        HOLD_CHANGED.notify_all();
+        holds = HOLD_CHANGED.wait(holds).unwrap_or_else(PoisonError::into_inner);
+    }
 }
 
 /// True if a write of such bytes is to fail.
@@ -186,6 +406,23 @@ unsafe fn written(iov: *const libc::iovec, count: i32, done: u64) -> Vec<u8> {
 }
 
 /// # Safety
+/// As of preadv2(2).
+#[unsafe(no_mangle)]
+unsafe extern "C" fn preadv2(
+    fd: i32,
+    iov: *const libc::iovec,
+    count: i32,
+    at: i64,
+    flags: i32,
+) -> isize {
+    if let Some(failed) = failed(fd, Call::Read) {
+        return failed as isize;
+    }
+    // SAFETY: passed on to the caller. The offset has two words, the second of them its high half.
+    (unsafe { libc::syscall(libc::SYS_preadv2, fd, iov, count, at, 0, flags) }) as isize
+}
+
+/// # Safety
 /// As of pwritev2(2).
 #[unsafe(no_mangle)]
 unsafe extern "C" fn pwritev2(
@@ -201,6 +438,30 @@ unsafe extern "C" fn pwritev2(
         unsafe { *libc::__errno_location() = libc::EIO };
         return -1;
     }
+    wait_if_held(fd);
+    if is_full(fd, at) {
+        // SAFETY: this thread's own.
+        unsafe { *libc::__errno_location() = libc::ENOSPC };
+        return -1;
+    }
+    let mut begun;
+    let (mut iov, mut count) = (iov, count);
+    // SAFETY: the caller's, as the kernel reads it.
+    let some = half(at, unsafe { (*iov).iov_len });
+    match verdict(fd, Call::Write(some)) {
+        None => {}
+        Some(Failing::With(errno)) => {
+            // SAFETY: this thread's own.
+            unsafe { *libc::__errno_location() = errno };
+            return -1;
+        }
+        Some(Failing::Half) => {
+            // SAFETY: the caller's, as the kernel reads it.
+            begun = unsafe { *iov };
+            begun.iov_len = some;
+            (iov, count) = (&raw const begun, 1);
+        }
+    }
     // SAFETY: passed on to the caller. The offset has two words, the second of them its high half.
     let call = || unsafe { libc::syscall(libc::SYS_pwritev2, fd, iov, count, at, 0, flags) };
     // SAFETY: the kernel has read as much.
@@ -213,6 +474,9 @@ unsafe extern "C" fn pwritev2(
 /// As of pwrite(2).
 #[unsafe(no_mangle)]
 unsafe extern "C" fn pwrite64(fd: i32, from: *const libc::c_void, len: usize, at: i64) -> isize {
+    if let Some(failed) = failed(fd, Call::Apart) {
+        return failed as isize;
+    }
     // SAFETY: passed on to the caller.
     let call = || unsafe { libc::syscall(libc::SYS_pwrite64, fd, from, len, at) };
     let iov = libc::iovec { iov_base: from.cast_mut(), iov_len: len };
@@ -227,6 +491,9 @@ unsafe extern "C" fn pwrite64(fd: i32, from: *const libc::c_void, len: usize, at
 /// None.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn fallocate(fd: i32, mode: i32, at: i64, len: i64) -> i32 {
+    if let Some(failed) = failed(fd, Call::Other) {
+        return failed;
+    }
     // SAFETY: no memory is involved.
     let call = || unsafe { libc::syscall(libc::SYS_fallocate, fd, mode, at, len) };
     let event = |_| Event::Punch { at: at.cast_unsigned(), len: len.cast_unsigned() };
@@ -237,6 +504,9 @@ unsafe extern "C" fn fallocate(fd: i32, mode: i32, at: i64, len: i64) -> i32 {
 /// None.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn ftruncate64(fd: i32, len: i64) -> i32 {
+    if let Some(failed) = failed(fd, Call::Other) {
+        return failed;
+    }
     // SAFETY: no memory is involved.
     let call = || unsafe { libc::syscall(libc::SYS_ftruncate, fd, len) };
     noted(fd, call, |_| Event::Size(len.cast_unsigned())) as i32
@@ -250,6 +520,9 @@ unsafe extern "C" fn fdatasync(fd: i32) -> i32 {
         // SAFETY: this thread's own.
         unsafe { *libc::__errno_location() = libc::EIO };
         return -1;
+    }
+    if let Some(failed) = failed(fd, Call::Other) {
+        return failed;
     }
     // The simulated disk forgets what it likes, whatever the host's has kept: no real sync is needed.
     // SAFETY: no memory is involved.
