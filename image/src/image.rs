@@ -2,6 +2,8 @@
 
 mod entries;
 mod hand_over;
+#[cfg(test)]
+mod tests;
 mod whole;
 
 use crate::base::{Base, Bases};
@@ -247,6 +249,7 @@ impl Image {
         let mut thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner);
         let handle = match &mut *thread {
             Thread::Waits(work) => return Ok(act(work)),
+            Thread::Runs(handle) if handle.is_finished() => return Err(ended()),
             Thread::Runs(handle) => handle,
             Thread::Over => return Err(io::Error::other("its thread could not be started")),
         };
@@ -263,7 +266,7 @@ impl Image {
             match answer.recv_timeout(Duration::from_secs(1)) {
                 Ok(answer) => return Ok(answer),
                 Err(RecvTimeoutError::Timeout) if !handle.is_finished() => {}
-                Err(_) => return Err(io::Error::other("its thread has ended")),
+                Err(_) => return Err(ended()),
             }
         }
     }
@@ -345,7 +348,7 @@ impl Image {
     }
 
     /// A line to the image's thread for a queue of `depth` requests. Starts the thread, if it is the
-    /// first.
+    /// first; if it has ended, whatever is asked fails with [`ThreadLost`](crate::ThreadLost).
     ///
     /// # Errors
     /// What the host says.
@@ -363,10 +366,17 @@ impl Image {
             return Err(io::Error::other("its thread could not be started"));
         };
         let (client, far) = line(depth, handle.thread().clone())?;
-        self.mailbox.queues.lock().unwrap_or_else(PoisonError::into_inner).push(far);
+        self.mailbox.admit(far);
         handle.thread().unpark();
         Ok(client)
     }
+}
+
+/// What panics has said why.
+fn ended() -> io::Error {
+    io::Error::other(
+        "its thread has ended: nothing but a restart of the daemon has it served again",
+    )
 }
 
 impl Drop for Image {

@@ -9,7 +9,7 @@ use crate::client::{Message, Reply, ServerEnd};
 use crate::failure::Failure;
 use crate::layout::{Shape, corrupt};
 use crate::map::Map;
-use crate::table::Place;
+use crate::table::{Place, Table};
 use crate::writer::Writer;
 use ringway_core::Op;
 use std::fmt;
@@ -17,7 +17,7 @@ use std::io;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::SeqCst;
 use std::sync::mpsc::TryRecvError;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 /// The most questions of a batch.
@@ -41,16 +41,59 @@ impl fmt::Debug for Task {
     }
 }
 
+/// Queues that have come.
+#[derive(Debug, Default)]
+struct Arrivals {
+    queues: Vec<ServerEnd>,
+    /// Nobody is there to serve them.
+    is_over: bool,
+}
+
 /// What others leave for the thread.
 #[derive(Debug, Default)]
 pub(crate) struct Mailbox {
-    pub(crate) queues: Mutex<Vec<ServerEnd>>,
+    arrivals: Mutex<Arrivals>,
     pub(crate) ends: AtomicBool,
     /// One at a time: whoever gives it waits.
     pub(crate) task: Mutex<Option<Task>>,
     pub(crate) failure: Arc<Failure>,
     /// Entries are in the journal and not in the file.
     pub(crate) deferred: AtomicBool,
+}
+
+impl Mailbox {
+    fn arrivals(&self) -> MutexGuard<'_, Arrivals> {
+        self.arrivals.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A queue has come. If the thread has ended it learns that at once.
+    pub(crate) fn admit(&self, queue: ServerEnd) {
+        let mut arrivals = self.arrivals();
+        if !arrivals.is_over {
+            arrivals.queues.push(queue);
+        }
+    }
+}
+
+/// Dropped when the thread ends, in whatever way.
+struct Ending<'a> {
+    mailbox: &'a Mailbox,
+    table: Arc<Table>,
+}
+
+impl Drop for Ending<'_> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            // It may have changed a table and not said so. Whoever looks asks, and learns that nobody answers.
+            self.table.forget(0, self.table.clusters());
+        }
+        let queues = {
+            let mut arrivals = self.mailbox.arrivals();
+            arrivals.is_over = true;
+            std::mem::take(&mut arrivals.queues)
+        };
+        drop(queues);
+    }
 }
 
 /// What the thread works on.
@@ -84,12 +127,10 @@ impl Work {
 
     /// Works until it is told to end.
     pub(crate) fn run(mut self, mailbox: &Mailbox) {
+        let _ending = Ending { mailbox, table: Arc::clone(&self.map.table) };
         let mut has_waited = false;
         loop {
-            {
-                let mut new = mailbox.queues.lock().unwrap_or_else(PoisonError::into_inner);
-                self.queues.append(&mut new);
-            }
+            self.queues.append(&mut mailbox.arrivals().queues);
             let task = mailbox.task.lock().unwrap_or_else(PoisonError::into_inner).take();
             if let Some(Task(carry_out)) = task {
                 carry_out(&mut self);
