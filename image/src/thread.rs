@@ -138,7 +138,7 @@ impl Work {
             self.take_batch();
             if !self.batch.is_empty() {
                 self.carry_out(mailbox);
-                self.tend_freed(false);
+                self.tend_freed(mailbox, false);
                 self.note(mailbox);
                 has_waited = false;
                 continue;
@@ -147,7 +147,7 @@ impl Work {
             if mailbox.ends.load(SeqCst) {
                 break;
             }
-            self.tend_freed(has_waited);
+            self.tend_freed(mailbox, has_waited);
             self.note(mailbox);
             has_waited = self.rest();
         }
@@ -364,7 +364,7 @@ impl Work {
     }
 
     /// Gives freed clusters back, once what was in flight when they were freed is over.
-    fn tend_freed(&mut self, idle: bool) {
+    fn tend_freed(&mut self, mailbox: &Mailbox, idle: bool) {
         let Some(writer) = self.writer.as_mut().filter(|_| !self.keeps_freed) else { return };
         if !self.fenced.is_empty() {
             if self.queues.iter().any(|queue| queue.fencing) {
@@ -386,6 +386,8 @@ impl Work {
         let is_due = self.retry_at.is_none_or(|at| at <= Instant::now());
         if is_due && (writer.freed.len() >= FREED || (idle && !writer.freed.is_empty())) {
             self.fenced = std::mem::take(&mut writer.freed);
+            // Also those who came during the batch, and looked before it was over.
+            self.queues.append(&mut mailbox.arrivals().queues);
             for queue in &mut self.queues {
                 queue.fencing = true;
                 queue.say(Reply::Fence);

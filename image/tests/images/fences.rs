@@ -2,8 +2,10 @@
 
 use crate::disk::{Change, TestDisk};
 use crate::qemu;
+use crate::record::Hold;
 use ringway_core::{ByteRange, Op};
-use ringway_image::Place;
+use ringway_image::{Ask, NewImage, Place};
+use std::fs::File;
 use std::time::{Duration, Instant};
 
 const CLUSTER: u64 = 65536;
@@ -64,4 +66,43 @@ fn a25_a_cluster_is_not_used_again_while_something_is_in_flight_there() {
     assert!(used, "its place is used again once nothing is in flight there");
     drop((other, disk));
     qemu::check(&path, false);
+}
+
+/// It has looked before the batch was over in which the cluster is given back.
+#[test]
+fn a25_a_queue_that_comes_during_a_batch_is_waited_for() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("fences.qcow2");
+    let file = File::create_new(&path).unwrap();
+    let new = NewImage { virtual_size: BYTES, cluster_bits: 16, backing: None };
+    new.write(&file).unwrap();
+    let mut disk = TestDisk::open(&path, false);
+    disk.write(0, &[7; 512]);
+    let host = disk.host(0);
+    let hold = Hold::of(&file);
+    let mut first = disk.image.client(4).unwrap();
+    let range = ByteRange::new(0, CLUSTER).unwrap();
+    let ask = Ask { tag: 0, op: Op::Discard, range, memory: std::ptr::null(), skip: 0 };
+    // SAFETY: there is no memory.
+    unsafe { first.ask(ask) }.unwrap();
+    // Its entry is being written.
+    hold.reached();
+    let mut other = disk.image.client(4).unwrap();
+    assert_eq!(disk.host(0), host);
+    let generation = other.began();
+    drop(hold);
+    let begun = Instant::now();
+    while first.take().unwrap().is_none() {
+        assert!(begun.elapsed() < Duration::from_secs(60), "no answer");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    drop(first);
+    let mut next = 1;
+    std::thread::sleep(Duration::from_secs(1));
+    let used = disk.is_used_again(&mut next, host, Duration::from_secs(1));
+    assert!(!used, "cluster {next} has its place, and a write is in flight there");
+    assert_eq!(other.take(), Ok(None), "a fence is no answer");
+    other.ended(generation);
+    let used = disk.is_used_again(&mut next, host, Duration::from_secs(30));
+    assert!(used, "its place is used again once nothing is in flight there");
 }
