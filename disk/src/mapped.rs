@@ -2,6 +2,7 @@
 
 use crate::active::{Active, open_image};
 use crate::disk::Disk;
+use crate::holding::is_no_space;
 use crate::unmapped::Unmapped;
 use ringway_image::{Bases, Image, ImageClient, Layer, LayerFormat, Replayed, Use, replay};
 use std::io;
@@ -154,7 +155,19 @@ impl Disk {
         let bytes = if usage.grows { file.metadata()?.len() } else { *file_bytes };
         let (unit, journal) = (self.image_unit(), active.journal.as_deref());
         let lost = &mut || self.answered_is_lost(active);
-        let replayed = replay(file, bytes, unit, journal, lost)?;
+        let replayed = replay(file, bytes, unit, journal, lost);
+        let replayed = match (replayed, active.journal_to_use()) {
+            (Err(error), Some(journal))
+                if error.raw_os_error().is_some_and(is_no_space) && journal.is_used() =>
+            {
+                tracing::warn!(
+                    disk = self.name(),
+                    "what a daemon had answered before finds no room in its tables, and waits on: {error}"
+                );
+                return Ok(());
+            }
+            (replayed, _) => replayed?,
+        };
         shape.forget_journal();
         if let Replayed::Entries(count) = replayed {
             tracing::info!(

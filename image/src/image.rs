@@ -9,7 +9,7 @@ mod whole;
 use crate::base::{Base, Bases};
 use crate::client::{ImageClient, line};
 use crate::header::autoclear;
-use crate::journal::Journal;
+use crate::journal::{Journal, MARK_BITS, unused};
 use crate::layer::{Layer, LayerFormat};
 use crate::layers::Layers;
 use crate::map::Map;
@@ -19,6 +19,7 @@ use crate::table::{Place, Table};
 use crate::thread::{Mailbox, Task, Work};
 use crate::writer::Writer;
 use ringway_core::ByteRange;
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::io;
 use std::sync::atomic::Ordering::SeqCst;
@@ -124,7 +125,8 @@ impl Image {
 
     /// As [`Image::open_beside`], with a journal for entries of its tables that wait for a flush: one is to be
     /// asked for then ([`Image::has_deferred`]). What is left in it of an earlier process has to be in the tables
-    /// already ([`crate::replay()`]); one image at a time uses it.
+    /// already, or have found no room there ([`crate::replay()`], which has judged it): then it waits on. One image
+    /// at a time uses it.
     ///
     /// # Errors
     /// As [`Image::open_beside`].
@@ -172,7 +174,9 @@ impl Image {
             whole_data_file(&mut layers)?;
             let kept = if layers.has_data_file() { autoclear::RAW_DATA } else { 0 };
             let tables = layers.top();
-            let kept = tables.shape.autoclear & kept;
+            let mark = tables.shape.autoclear & MARK_BITS;
+            let left = journal.filter(|journal| journal.has_mark(mark));
+            let kept = tables.shape.autoclear & (kept | left.map_or(0, |_| mark));
             if tables.shape.autoclear != kept {
                 // autoclear_features: what others keep beside the data is true no more.
                 tables.file.write_at(&kept.to_be_bytes(), 88)?;
@@ -188,7 +192,23 @@ impl Image {
             let takes = usage.barriers && shape.version >= 3 && !layers.has_data_file();
             let journal = journal.filter(|journal| takes && journal.is_of_use());
             entries = journal.map(|journal| (Arc::clone(journal), Arc::default()));
-            writer = Some(Writer::new(refcounts, entries.clone(), Arc::clone(&mailbox.failure)));
+            let mut freed = Vec::new();
+            if let Some(left) = left {
+                let words: BTreeMap<u64, u64> = left.entries().into_iter().collect();
+                layers.top().defer(&words.into_iter().collect::<Vec<_>>());
+                mailbox.deferred.store(!left.is_empty(), SeqCst);
+                entries = Some((Arc::clone(left), Arc::new(AtomicU64::new(left.go_on(mark)))));
+                refcounts.loose.go_on(left);
+                let unused = unused(layers.top(), &mut refcounts, left.loose());
+                freed = unused.unwrap_or_else(|error| {
+                    tracing::warn!("clusters that are not used could not be given back: {error}");
+                    Vec::new()
+                });
+            }
+            let failure = Arc::clone(&mailbox.failure);
+            let mut new = Writer::new(refcounts, entries.clone(), failure);
+            new.freed = freed;
+            writer = Some(new);
         }
         let mut map = Map::new(layers, usage.read_only, metadata)?;
         let shape = map.layers.top().shape;

@@ -20,8 +20,8 @@ mod loose;
 mod replay;
 
 pub(crate) use loose::LooseClusters;
-pub(crate) use replay::set_mark;
 pub use replay::{Replayed, replay};
+pub(crate) use replay::{set_mark, unused};
 use ringway_core::mem::{Mapping, MappingError};
 use std::collections::HashMap;
 use std::fmt;
@@ -153,7 +153,7 @@ impl Journal {
     /// [`Journal::end_of`] knows it by.
     pub(crate) fn begin(&self) -> u64 {
         self.clear();
-        (0..LOOSE).for_each(|place| self.clear_loose(place));
+        self.forget_loose();
         let mark = MARKED | boot_bits(self.boot) | random() & NUMBER;
         self.word(BOOT).store(self.boot, Release);
         self.word(NEXT_MARK).store(0, Release);
@@ -196,6 +196,14 @@ impl Journal {
         // Somebody may have ended it meanwhile.
         let _ = self.word(MARK).compare_exchange(before, next, AcqRel, Acquire);
         self.word(NEXT_MARK).store(0, Release);
+    }
+
+    /// An image whose header has this mark, one of both, goes on with what is left in it. Gives the first mark, which
+    /// [`Journal::end_of`] knows it by.
+    pub(crate) fn go_on(&self, mark: u64) -> u64 {
+        self.word(MARK).store(mark, Release);
+        self.word(NEXT_MARK).store(0, Release);
+        self.word(OWNER).load(Acquire)
     }
 
     /// Adds entries; false, if there is no room for all of them.
@@ -281,15 +289,23 @@ impl Journal {
         self.word(LOOSE_AT + place * ENTRY).store(0, Release);
     }
 
+    /// What is at a place of that list, if anything is.
+    fn loose_at(&self, place: usize) -> Option<(u64, Option<u64>)> {
+        let at = LOOSE_AT + place * ENTRY;
+        let user = self.word(at + 8).load(Acquire);
+        let cluster = self.word(at).load(Acquire);
+        (cluster != 0).then_some((cluster, user.checked_sub(1)))
+    }
+
     /// Clusters of the file that may be counted though no table names them, each with the cluster of the disk whose
     /// entry may lead there.
     pub(crate) fn loose(&self) -> Vec<(u64, Option<u64>)> {
-        let place = |place| {
-            let at = LOOSE_AT + place * ENTRY;
-            let user = self.word(at + 8).load(Acquire);
-            (self.word(at).load(Acquire), user.checked_sub(1))
-        };
-        (0..LOOSE).map(place).filter(|(cluster, _)| *cluster != 0).collect()
+        (0..LOOSE).filter_map(|place| self.loose_at(place)).collect()
+    }
+
+    /// It knows of no such clusters.
+    fn forget_loose(&self) {
+        (0..LOOSE).for_each(|place| self.clear_loose(place));
     }
 
     /// What it holds, in the order in which it was made.
@@ -344,6 +360,7 @@ pub fn learn_boot() -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use ringway_testkit::Rng;
 
     fn journal() -> Journal {
         let file = tempfile::tempfile().unwrap();
@@ -388,5 +405,32 @@ mod tests {
         assert!(journal.append(&[(9, 7)]));
         journal.forget_last_written();
         assert_eq!((journal.last_written(), journal.len()), (None, 1));
+    }
+
+    /// Of what is kept the latest is there whenever it ends, and of the rest the latest or nothing.
+    #[test]
+    fn c41_a_kill_while_entries_are_taken_away_leaves_the_latest() {
+        let mut rng = Rng::for_test("entries_are_taken_away");
+        for _ in 0..300 {
+            let count = 1 + rng.below(20);
+            let entries: Vec<(u64, u64)> = (0..count).map(|at| (rng.below(8), at)).collect();
+            let before: HashMap<u64, u64> = entries.iter().copied().collect();
+            let kept = rng.next_u64();
+            let is_kept = |cluster: u64| kept >> cluster & 1 == 1;
+            let latest = latest(&entries, is_kept);
+            for stores in 0..=2 * latest.len() {
+                let mut now = entries.clone();
+                for store in 0..stores {
+                    let (from, to) = (latest[store / 2], &mut now[store / 2]);
+                    if store % 2 == 0 { to.0 = from.0 } else { to.1 = from.1 }
+                }
+                let now: HashMap<u64, u64> = now.into_iter().collect();
+                for cluster in 0..8 {
+                    let (was, is) = (before.get(&cluster), now.get(&cluster));
+                    let may = is == was || (is.is_none() && !is_kept(cluster));
+                    assert!(may, "{entries:?}, {latest:?}, {stores}: cluster {cluster}");
+                }
+            }
+        }
     }
 }

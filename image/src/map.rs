@@ -144,6 +144,10 @@ impl Map {
 
     /// The table says what became of a cluster, if it says anything of its neighbours.
     pub(crate) fn publish(&mut self, cluster: u64, word: Word) {
+        if cluster >= self.table.clusters() {
+            // The disk is about to grow: nobody finds it before [`Map::show_size`].
+            return;
+        }
         if self.table.is_below(cluster) {
             // By now the tables say it, too.
             self.load_unit(cluster);

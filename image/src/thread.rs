@@ -151,7 +151,13 @@ impl Work {
             self.note(mailbox);
             has_waited = self.rest();
         }
-        if let Err(error) = self.give_back() {
+        let outcome = self.give_back();
+        if let (Err(error), true) = (&outcome, Writer::has_deferred(&mut self.map)) {
+            tracing::error!(
+                "entries of its tables could not be written, and are in the state folder alone: serve it again with \
+                 that (--state-dir) when that is mended: {error}"
+            );
+        } else if let Err(error) = outcome {
             tracing::warn!("clusters that are not used could not be given back: {error}");
         }
     }

@@ -256,12 +256,19 @@ impl Writer {
         self.name_loose(map, &pending);
         let l1 = self.write_l1(map);
         let unwritten = self.write_entries(map, &words);
-        let (unknown, rest): (Vec<_>, Vec<_>) =
-            pending.into_iter().partition(|(cluster, _)| unwritten.is_unknown(*cluster));
-        let (kept, done): (Vec<_>, Vec<_>) =
-            rest.into_iter().partition(|(cluster, _)| unwritten.is_kept(*cluster));
-        // Their clusters of the file leak, the old or the new, until the image is opened again after a kill.
-        unknown.into_iter().for_each(|(cluster, _)| map.publish(cluster, Word::ASK));
+        let (mut done, mut kept) = (pending, Vec::new());
+        done.retain(|&(cluster, change)| {
+            if unwritten.is_unknown(cluster) {
+                // Its clusters of the file leak, the old or the new, until the image is opened again after a
+                // kill.
+                map.publish(cluster, Word::ASK);
+            } else if unwritten.is_kept(cluster) {
+                kept.push((cluster, change));
+            } else {
+                return true;
+            }
+            false
+        });
         self.abandon(map, kept);
         self.publish(map, done);
         l1.and(unwritten.into_result())

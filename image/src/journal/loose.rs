@@ -44,6 +44,22 @@ impl LooseClusters {
         (self.journal, self.is_kept) = (Some(Arc::clone(journal)), true);
     }
 
+    /// The list is what a process left that served this image before.
+    pub(crate) fn go_on(&mut self, journal: &Arc<Journal>) {
+        for place in (0..LOOSE).rev() {
+            match journal.loose_at(place) {
+                Some((cluster, user)) if !self.clusters.contains_key(&cluster) => {
+                    self.clusters.insert(cluster, Loose { place: Some(place), user });
+                }
+                _ => {
+                    journal.clear_loose(place);
+                    self.unused.push(place);
+                }
+            }
+        }
+        (self.journal, self.is_kept) = (Some(Arc::clone(journal)), true);
+    }
+
     /// It is the list of another image from now on, or of none.
     pub(crate) fn end(&mut self) {
         self.journal = None;

@@ -53,6 +53,8 @@ pub fn replay(
     };
     if replayed == Replayed::Lost {
         lost();
+        // Before the entries, by which it is found out that the file is another one than it was.
+        journal.into_iter().for_each(Journal::forget_loose);
     }
     // Not after the mark has gone, which would leave entries that nobody knows to be in the file.
     journal.into_iter().for_each(Journal::clear);
@@ -103,39 +105,49 @@ fn put(file: &BlockFile, bytes: u64, shape: Shape, journal: &Journal) -> io::Res
     Ok(if words.is_empty() { Replayed::Nothing } else { Replayed::Entries(words.len()) })
 }
 
-/// Gives back those of these clusters that are counted once, though no table names them: none but the entry of its user
-/// ever led there, since it was counted.
+/// Gives back those of these clusters that are not used.
 fn give_back(
     tables: &mut Tables,
     refcounts: &mut Refcounts,
-    mut loose: Vec<(u64, Option<u64>)>,
+    loose: Vec<(u64, Option<u64>)>,
 ) -> io::Result<()> {
+    let was_used = loose.iter().any(|(_, user)| user.is_some());
+    let mut unused = unused(tables, refcounts, loose)?;
+    if was_used && !unused.is_empty() {
+        // That no entry leads there has to be durable before others get it.
+        refcounts.sync()?;
+    }
+    refcounts.free(&mut unused)
+}
+
+/// Those of these clusters, in ascending order, that are counted once, though no table names them: none but the entry
+/// of its user ever led there, since it was counted.
+pub(crate) fn unused(
+    tables: &mut Tables,
+    refcounts: &mut Refcounts,
+    mut loose: Vec<(u64, Option<u64>)>,
+) -> io::Result<Vec<u64>> {
     let shape = tables.shape;
     let clusters = shape.size.div_ceil(shape.cluster());
     // Each table is read once.
     loose.sort_unstable_by_key(|(cluster, user)| (*user, *cluster));
-    let (mut unused, mut was_used) = (Vec::new(), false);
+    let mut unused = Vec::new();
     for (cluster, user) in loose {
         if refcounts.metadata.contains(cluster) || refcounts.count(cluster)? != 1 {
             continue;
         }
-        if let Some(user) = user {
-            let named =
-                user >= clusters || tables.word(user)? & OFFSET == cluster << shape.cluster_bits;
-            if named {
-                continue;
-            }
-            was_used = true;
+        let is_named = match user {
+            None => false,
+            Some(user) if user >= clusters => true,
+            Some(user) => tables.word(user)? & OFFSET == cluster << shape.cluster_bits,
+        };
+        if !is_named {
+            unused.push(cluster);
         }
-        unused.push(cluster);
-    }
-    if was_used {
-        // That no entry leads there has to be durable before others get it.
-        refcounts.sync()?;
     }
     unused.sort_unstable();
     unused.dedup();
-    refcounts.free(&mut unused)
+    Ok(unused)
 }
 
 /// Whether the tables have the entry that was written last. If they do not, the file has older contents, which

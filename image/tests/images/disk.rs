@@ -103,12 +103,18 @@ impl TestDisk {
     /// As [`TestDisk::open_in_units`], with a journal in a file that is made if there is none; and what became of
     /// what was left in it.
     pub(crate) fn open_with_journal(path: &Path, unit: u32, journal: &Path) -> (Self, Replayed) {
+        let (kept, layers) = (self::journal(journal), layers(path, false));
+        let replayed = replayed_by(&layers[0].file, unit, Some(&kept)).unwrap();
+        (Self::open_beside_journal(path, unit, journal), replayed)
+    }
+
+    /// What is left in the journal waits on.
+    pub(crate) fn open_beside_journal(path: &Path, unit: u32, journal: &Path) -> Self {
         let (journal, layers) = (Arc::new(self::journal(journal)), layers(path, false));
-        let replayed = replayed_by(&layers[0].file, unit, Some(&journal)).unwrap();
-        let (usage, bases) =
-            (Use { read_only: false, grows: true, barriers: true }, Bases::default());
+        let usage = Use { read_only: false, grows: true, barriers: true };
+        let bases = Bases::default();
         let image = Image::open_with_journal(layers, usage, &bases, unit, &journal).unwrap();
-        (Self { client: image.client(256).unwrap(), image }, replayed)
+        Self { client: image.client(256).unwrap(), image }
     }
 
     /// As a guest's flush.

@@ -536,3 +536,40 @@ fn c43_clusters_are_given_back_though_an_entry_finds_no_room() {
     assert_eq!(checked(&path).unwrap().leaks, 0);
     assert_eq!((disk.read(0, 512), disk.read(70 * 512, 512)), (vec![0; 512], vec![3; 512]));
 }
+
+/// A disk is served again though what its guest was answered finds no room in its tables.
+#[test]
+fn c43_entries_that_find_no_room_wait_on() {
+    let (folder, path, file, second) = two_tables();
+    let at = folder.path().join("journal");
+    let (mut disk, _) = TestDisk::open_with_journal(&path, 1, &at);
+    let full = NoRoom::of(&file, second);
+    disk.write(70 * 512, &[3; 512]);
+    disk.change(&mut [Change { op: Op::WriteZeroes, at: 512, bytes: vec![0; 512] }]);
+    // It ends in order, but cannot write them all.
+    drop(disk);
+    let shared = Arc::new(file.try_clone().unwrap());
+    let said = replayed_by(&shared, 1, Some(&journal(&at))).unwrap_err();
+    assert_eq!(said.raw_os_error(), Some(libc::ENOSPC));
+    for round in 4..6_u8 {
+        let mut disk = TestDisk::open_beside_journal(&path, 1, &at);
+        assert!(disk.image.has_deferred());
+        assert_eq!(disk.read(70 * 512, 512), [if round == 4 { 3 } else { 4 }; 512]);
+        assert_eq!(disk.read(512, 512), [0; 512]);
+        assert!(disk.image.write_deferred().is_err());
+        disk.write(70 * 512, &[4; 512]);
+        disk.write(u64::from(70 + round) * 512, &[round; 512]);
+        match round {
+            4 => drop(disk),
+            _ => kill(disk),
+        }
+    }
+    drop(full);
+    let (mut disk, replayed) = TestDisk::open_with_journal(&path, 1, &at);
+    assert_eq!(replayed, Replayed::Entries(3));
+    let found = [70, 74, 75].map(|cluster| disk.read(cluster * 512, 1)[0]);
+    assert_eq!(found, [4, 4, 5]);
+    drop(disk);
+    assert!(!journal(&at).is_used());
+    checked(&path).unwrap();
+}
