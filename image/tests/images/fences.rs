@@ -77,11 +77,13 @@ fn a25_a_queue_that_comes_during_a_batch_is_waited_for() {
     let new = NewImage { virtual_size: BYTES, cluster_bits: 16, backing: None };
     new.write(&file).unwrap();
     let mut disk = TestDisk::open(&path, false);
-    disk.write(0, &[7; 512]);
+    // So many that they wait for no others.
+    let many = 1200;
+    (0..many).for_each(|cluster| disk.write(cluster * CLUSTER, &[7; 512]));
     let host = disk.host(0);
     let hold = Hold::of(&file);
     let mut first = disk.image.client(4).unwrap();
-    let range = ByteRange::new(0, CLUSTER).unwrap();
+    let range = ByteRange::new(0, many * CLUSTER).unwrap();
     let ask = Ask { tag: 0, op: Op::Discard, range, memory: std::ptr::null(), skip: 0 };
     // SAFETY: there is no memory.
     unsafe { first.ask(ask) }.unwrap();
@@ -97,12 +99,14 @@ fn a25_a_queue_that_comes_during_a_batch_is_waited_for() {
         std::thread::sleep(Duration::from_millis(1));
     }
     drop(first);
-    let mut next = 1;
-    std::thread::sleep(Duration::from_secs(1));
-    let used = disk.is_used_again(&mut next, host, Duration::from_secs(1));
-    assert!(!used, "cluster {next} has its place, and a write is in flight there");
+    // More than it takes ahead.
+    for cluster in many..many + 1300 {
+        disk.write(cluster * CLUSTER, &[1; 512]);
+        assert!(disk.host(cluster) != host, "cluster {cluster} has its place in flight");
+    }
     assert_eq!(other.take(), Ok(None), "a fence is no answer");
     other.ended(generation);
-    let used = disk.is_used_again(&mut next, host, Duration::from_secs(30));
+    let mut next = many + 1300;
+    let used = disk.is_used_again(&mut next, host, Duration::from_secs(60));
     assert!(used, "its place is used again once nothing is in flight there");
 }
