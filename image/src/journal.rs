@@ -402,9 +402,28 @@ mod tests {
             journal.written(Some((round, 7)));
             assert_eq!((journal.last_written(), journal.len()), (Some((round, 7)), 0));
         }
-        assert!(journal.append(&[(9, 7)]));
+        assert!(journal.append(&[(9, 7), (8, 7), (9, 6)]));
+        journal.keep(Some((8, 7)), |cluster| cluster == 9);
+        assert_eq!((journal.last_written(), journal.entries()), (Some((8, 7)), vec![(9, 6)]));
         journal.forget_last_written();
         assert_eq!((journal.last_written(), journal.len()), (None, 1));
+        journal.keep(None, |_| false);
+        assert_eq!((journal.last_written(), journal.len()), (None, 0));
+    }
+
+    #[test]
+    fn c43_whoever_finds_either_mark_goes_on() {
+        for finds_next in [false, true] {
+            let journal = journal();
+            let first = journal.begin();
+            let next = journal.next_mark(first);
+            let found = if finds_next { next } else { first };
+            assert_eq!(journal.go_on(found), first);
+            assert!(journal.has_mark(found));
+            let renewed = journal.next_mark(found);
+            journal.marked(found);
+            assert!(renewed != found && journal.has_mark(renewed) && !journal.has_mark(found));
+        }
     }
 
     /// Of what is kept the latest is there whenever it ends, and of the rest the latest or nothing.

@@ -67,7 +67,7 @@ impl LooseClusters {
         self.clusters.values_mut().for_each(|loose| loose.place = None);
     }
 
-    /// These are about to be counted.
+    /// These are about to be counted, or hold metadata that nothing names any more.
     pub(crate) fn take_ahead(&mut self, clusters: &[u64]) {
         clusters.iter().for_each(|cluster| self.add(*cluster, None));
     }

@@ -140,7 +140,9 @@ impl Writer {
         (first..first + want).for_each(|cluster| self.refcounts.loose.remove(cluster));
         map.layers.top().set_l1_table(l1_offset, after.l1_entries);
         let before = shape.l1_offset >> shape.cluster_bits;
-        self.free_tables((before..before + have).collect());
+        let before: Vec<u64> = (before..before + have).collect();
+        self.refcounts.loose.take_ahead(&before);
+        self.free_tables(before);
         let cut = behind.cut(map, true);
         self.free_behind(cut);
         Ok(())

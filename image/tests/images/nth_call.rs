@@ -224,7 +224,12 @@ fn run(scenario: &Scenario, made: (&Path, &[u8]), way: Way, plan: Plan) -> u64 {
         }
         drop(again);
         let found = checked(&its).unwrap_or_else(|wrong| panic!("{what}: after a kill: {wrong}"));
-        assert!(found.leaks <= RESERVE, "{what}: {} leaks after a kill", found.leaks);
+        // The journal says what the killed process had counted, but for what a snapshot has, too.
+        let file = File::open(&its).unwrap();
+        let header = Header::read(&file, file.metadata().unwrap().len()).unwrap().unwrap();
+        let is_known = journalled && header.snapshots == 0 && !lost && !reads;
+        let most = if is_known { 0 } else { RESERVE };
+        assert!(found.leaks <= most, "{what}: {} leaks after a kill", found.leaks);
         is_stuck |= lost | !served.flush();
         assert!(!is_stuck || lost || reads, "{what}: the flush fails");
         served.settle(&what);
@@ -379,6 +384,21 @@ fn c41_a_larger_disk() {
         }
     };
     each_call(&Scenario { make: overlay, prepare: some_written, act });
+}
+
+/// Its last cluster is there in part, and the base goes on behind it.
+#[test]
+fn c41_a_larger_disk_of_large_clusters() {
+    let make = |folder: &Path| {
+        let base: Vec<u8> = (0..2 * BYTES).map(|at| (at / SECTOR) as u8 | 1).collect();
+        std::fs::write(folder.join("base.raw"), &base).unwrap();
+        let backing = Some((Path::new("base.raw"), Format::Raw));
+        let new = NewImage { virtual_size: BYTES as u64, cluster_bits: 12, backing };
+        new.write(&File::create_new(folder.join("image.qcow2")).unwrap()).unwrap();
+        base[..BYTES].to_vec()
+    };
+    let act = |served: &mut Served| served.grow(2 * BYTES + SECTOR);
+    each_call(&Scenario { make, prepare: some_written, act });
 }
 
 #[test]

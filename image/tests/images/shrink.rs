@@ -25,7 +25,7 @@ fn base(folder: &Path, bytes: usize) -> Vec<u8> {
 /// A size that may be in the middle of a cluster, or of a table, or at the end of one.
 fn size(rng: &mut Rng, below: usize) -> usize {
     let unit = rng.pick(&[SECTOR, 4096, 32768, 65536]);
-    ((1 + rng.below((below / unit) as u64) as usize) * unit).min(below - SECTOR)
+    ((1 + rng.below((below / unit).max(1) as u64) as usize) * unit).min(below - SECTOR)
 }
 
 /// Larger again: what was added is zeroes, by whichever program.
