@@ -138,8 +138,9 @@ pub(crate) struct Open {
     pub(crate) bytes: u64,
     /// Where its data are, among the files.
     file: u8,
-    /// Bytes of that file; nothing of it lies behind.
+    /// Bytes of that file, or fewer if a merge has made it longer since.
     pub(crate) end: u64,
+    data: Arc<File>,
     /// None: raw.
     pub(crate) tables: Option<Tables>,
     /// What is missing of it, in words.
@@ -174,7 +175,7 @@ impl Open {
                 (shape.size, Some(Tables::open(blocks, shape)?))
             }
         };
-        Ok((Self { bytes, file, end, tables, missing }, data))
+        Ok((Self { bytes, file, end, data: Arc::clone(&data), tables, missing }, data))
     }
 
     /// Where the beginning of a range is, of which `len` becomes what is known; `None` if it is where
@@ -191,7 +192,14 @@ impl Open {
         let (size, zstd) = (tables.shape.cluster(), tables.shape.zstd);
         let within = at % size;
         *len = (*len).min(size - within);
-        Ok(match tables.entry(at / size)? {
+        let entry = tables.entry(at / size)?;
+        if let Entry::Data { host, .. } | Entry::Compressed { host, .. } = entry
+            && host.saturating_add(size) > self.end
+        {
+            // What is merged into a base goes behind the end that it had.
+            self.end = self.end.max(self.data.metadata()?.len());
+        }
+        Ok(match entry {
             Entry::Unallocated => None,
             Entry::Zero { .. } => Some(Found::Zero),
             // Nothing was written there: the file has lost its end.

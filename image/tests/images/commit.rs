@@ -209,8 +209,9 @@ fn c29_images_of_every_kind_are_merged_into_their_base() {
     }
     let count = std::env::var("RINGWAY_IMAGES").map_or(8, |count| count.parse().unwrap());
     let mut rng = Rng::for_test("images_are_merged_into_their_base");
-    for nth in 0..count {
-        let seed = rng.next_u64();
+    // Reads what is merged into a base behind the end that it had.
+    let known = std::iter::once(9_408_572_981_664_841_624);
+    for (nth, seed) in (0..=count).zip(known.chain(std::iter::repeat_with(|| rng.next_u64()))) {
         println!("chain {nth}: seed {seed}");
         merge(&mut Rng::new(seed));
     }
