@@ -7,7 +7,7 @@
 //! Source: the public specification of qcow2.
 
 use crate::file::BlockFile;
-use crate::header::Header;
+use crate::header::{Header, L1_BYTES_MAX};
 use crate::layout::{Entry, OFFSET, Shape, words};
 use crate::refcounts::last_counted;
 use crate::snapshot::Snapshot;
@@ -161,7 +161,7 @@ impl Walk<'_> {
         };
         for snapshot in snapshots {
             let bytes = 8 * u64::from(snapshot.l1_entries);
-            if snapshot.l1_offset.saturating_add(bytes) > self.end {
+            if bytes > L1_BYTES_MAX || snapshot.l1_offset.saturating_add(bytes) > self.end {
                 self.missing.of_snapshots |= bytes > 0;
             } else {
                 self.l1(snapshot.l1_offset, snapshot.l1_entries)?;

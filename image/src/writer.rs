@@ -372,9 +372,16 @@ impl Writer {
         let (size, mut outcome) = (map.cluster(), Ok(()));
         for (index, before) in std::mem::take(&mut self.l1) {
             let tables = map.layers.top();
-            let mut unused = before;
+            let (mut unused, table) = (before, (tables.l1(index) & OFFSET) / size);
+            // Whoever comes after a kill looks for tables of the disk as its header has it, and a larger one is being
+            // made. A kill may leak that table.
+            let is_behind = (index as u64) << (tables.shape.l2_bits() + tables.shape.cluster_bits)
+                >= tables.shape.size;
+            if is_behind {
+                self.refcounts.loose.remove(table);
+            }
             match tables.write_l1(index, before) {
-                Ok(()) => self.refcounts.loose.remove((tables.l1(index) & OFFSET) / size),
+                Ok(()) => self.refcounts.loose.remove(table),
                 Err(not) => {
                     unused = if not.is_old { tables.l1(index) } else { 0 };
                     tables.set_l1(index, before);
@@ -465,6 +472,10 @@ impl Writer {
         }
         let written = self.write_deferred(map);
         self.sync(map)?;
+        // A queue may have heard meanwhile that what the tables say is lost.
+        if self.is_broken() {
+            return Err(corrupt());
+        }
         self.renew_mark(map).inspect_err(|_| self.freed.extend(&clusters))?;
         if Self::has_deferred(map) {
             let named = map.layers.top().superseded();

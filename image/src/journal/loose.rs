@@ -96,7 +96,9 @@ impl LooseClusters {
     }
 
     fn add(&mut self, cluster: u64, user: Option<u64>) {
-        if !self.is_kept || self.clusters.len() >= LOOSE {
+        // What is listed has its user noted all the same: without one, no entry would be thought to lead there.
+        let has_room = self.clusters.len() < LOOSE || self.clusters.contains_key(&cluster);
+        if !self.is_kept || !has_room {
             return;
         }
         let unused = &mut self.unused;
@@ -106,5 +108,26 @@ impl LooseClusters {
         if let (Some(place), Some(journal)) = (loose.place, &self.journal) {
             journal.set_loose(place, cluster, user);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// An entry may lead to what is listed, however full the list is.
+    #[test]
+    fn c47_a_full_list_takes_users_of_what_it_has() {
+        let file = tempfile::tempfile().unwrap();
+        file.set_len(Journal::BYTES).unwrap();
+        let journal = Arc::new(Journal::map(Arc::new(file), 0).unwrap());
+        let mut list = LooseClusters::default();
+        list.begin(&journal);
+        let clusters: Vec<u64> = (1..=LOOSE as u64 + 1).collect();
+        list.take_ahead(&clusters);
+        list.set_user(7, 70);
+        let found = journal.loose();
+        assert_eq!(found.len(), LOOSE);
+        assert!(found.contains(&(7, Some(70))), "{:?}", &found[..8]);
     }
 }
