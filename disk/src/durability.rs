@@ -56,12 +56,11 @@ impl Disk {
                  may have told nobody else"
             );
         }
+        let kept = Arc::clone(&state.file);
         let mut active = self.active();
         let _before = active.state.replace(state);
         if active.unmapped.is_some() {
-            let file = file.try_clone().ok().map(Arc::new);
-            let journal = file.and_then(|file| Journal::map(file, STATE_BYTES).ok());
-            active.journal = journal.map(Arc::new);
+            active.journal = Journal::map(kept, STATE_BYTES).ok().map(Arc::new);
         }
         drop(active);
         if let Some((remote, counts)) = self.remote.as_ref().zip(counts) {

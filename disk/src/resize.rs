@@ -158,6 +158,19 @@ impl Disk {
         self.with_image(Image::leave_journal)
     }
 
+    /// As [`Disk::leave_journal`], for who serves it no more: clusters that are not used are given back, too, and nothing
+    /// of the image is changed afterwards.
+    ///
+    /// # Errors
+    /// What the host says, also that a sync of the image's thread has failed before: later flushes fail then.
+    pub fn leave_image(&self) -> io::Result<()> {
+        self.with_image(|image| {
+            image.give_back()?;
+            image.leave_journal()?;
+            if image.has_failed() { Err(io::Error::from_raw_os_error(libc::EIO)) } else { Ok(()) }
+        })
+    }
+
     pub(crate) fn with_image(&self, act: impl FnOnce(&Image) -> io::Result<()>) -> io::Result<()> {
         let Some(image) = self.image() else { return Ok(()) };
         act(&image).inspect_err(|_| {

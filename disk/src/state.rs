@@ -37,7 +37,7 @@ pub const STATE_FLUSHING: u64 = 1 << 32;
 /// The page of one disk: one word, with the bits and the count above.
 pub(crate) struct State {
     mapping: Mapping,
-    file: File,
+    pub(crate) file: Arc<File>,
     /// Goes when the image is left.
     pub(crate) keeper: Arc<dyn Any + Send + Sync>,
 }
@@ -55,7 +55,7 @@ impl State {
         keeper: Arc<dyn Any + Send + Sync>,
     ) -> Result<Self, MappingError> {
         let mapping = Mapping::of_file(file, 0, STATE_BYTES)?;
-        Ok(Self { mapping, file: file.try_clone()?, keeper })
+        Ok(Self { mapping, file: Arc::new(file.try_clone()?), keeper })
     }
 
     /// True if whoever serves the disk next finds it: nobody has deleted its file.

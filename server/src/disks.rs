@@ -362,7 +362,7 @@ impl Disks {
 /// may be waiting for that. What is in flight still is as in a process that is killed.
 fn leave(served: &Served) {
     let disk = served.export.disk();
-    if served.export.is_clear() && disk.leave_journal().is_ok() {
+    if served.export.is_clear() && disk.leave_image().is_ok() {
         disk.leave_state();
     }
 }

@@ -194,9 +194,10 @@ impl Helper {
         self.may(&request)?;
         match request {
             HelperRequest::Open(wanted) => {
-                self.remotes.extend(wanted.remote().map(<[u8]>::to_vec));
+                let export = wanted.remote().map(<[u8]>::to_vec);
                 let (ours, its) = line()?;
                 self.open(*wanted, ours)?;
+                self.remotes.extend(export);
                 Ok((HelperAnswer::Wait, Some(its)))
             }
             HelperRequest::State { cached } => self.state(fd, cached),

@@ -314,18 +314,7 @@ impl StateKeeper {
 
     /// The daemon is dead: asks the host what that was told last, and keeps it. Then its lock goes.
     pub(super) fn bear_witness(&self) {
-        let mut lost = false;
-        for Kept { name, witness, .. } in &self.images {
-            if let Some(Err(error)) = witness.as_ref().map(lost_data) {
-                lost = true;
-                tracing::error!("{name}: its daemon died when written data was lost: {error}");
-            }
-        }
-        if lost {
-            self.word().fetch_or(STATE_FLUSH_FAILED, SeqCst);
-            // What its entries lead to may be lost, and what the image held before is not.
-            self.journal.iter().for_each(Journal::end);
-        }
+        self.ask_witnesses();
         if self.images.iter().all(|kept| kept.witness.is_some()) {
             // Of flushes that were under way the outcome is known.
             self.word().fetch_and(STATE_KEPT, SeqCst);
@@ -333,9 +322,22 @@ impl StateKeeper {
         self.remember();
     }
 
+    /// Keeps that the host has lost data, if it says so: it may have told nobody else.
+    fn ask_witnesses(&self) {
+        for Kept { name, witness, .. } in &self.images {
+            if let Some(Err(error)) = witness.as_ref().map(lost_data) {
+                tracing::error!("{name}: written data was lost when its daemon ended: {error}");
+                self.word().fetch_or(STATE_FLUSH_FAILED, SeqCst);
+                // What its entries lead to may be lost, and what the image held before is not.
+                self.journal.iter().for_each(Journal::end);
+            }
+        }
+    }
+
     /// The daemon that has the lock of the image leaves it in order. If nothing is left to be kept, neither is
-    /// the file.
+    /// the file; the outcome of a flush that is still under way is.
     pub(super) fn leave(&self) {
+        self.ask_witnesses();
         let used = self.journal.as_ref().is_some_and(Journal::is_used)
             || self.counts.as_ref().is_some_and(Counts::may_be_lost);
         // An export has no lock: others may use it.
@@ -343,7 +345,7 @@ impl StateKeeper {
             let exclusive = FlockOperation::NonBlockingLockExclusive;
             self.counts.is_none() || flock(&*self.state, exclusive).is_ok()
         };
-        if self.word().load(SeqCst) & STATE_KEPT == 0 && !used && alone() {
+        if self.word().load(SeqCst) == 0 && !used && alone() {
             for kept in &self.images {
                 let _ = unlinkat(self.folder.as_fd(), kept.name.to_string(), AtFlags::empty());
             }
