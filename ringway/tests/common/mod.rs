@@ -10,6 +10,7 @@ use ringway_driver::{BlkQueue, Device};
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, ErrorKind, Read};
 use std::os::unix::fs::MetadataExt;
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, ExitStatus, Output, Stdio};
 use std::time::{Duration, Instant};
@@ -25,7 +26,21 @@ pub(crate) fn ringway() -> Command {
         command.env_remove(name);
     }
     command.stdin(Stdio::null());
+    with_signals(&mut command);
     command
+}
+
+/// Has a program begin with signals that end it, though whoever runs the tests ignores them (`nohup`, `&`).
+fn with_signals(command: &mut Command) {
+    // SAFETY: signal may be called between fork and exec.
+    unsafe {
+        command.pre_exec(|| {
+            for signal in [libc::SIGHUP, libc::SIGINT, libc::SIGTERM] {
+                libc::signal(signal, libc::SIG_DFL);
+            }
+            Ok(())
+        });
+    }
 }
 
 /// Runs a command that must end by itself.

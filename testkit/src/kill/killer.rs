@@ -13,6 +13,7 @@ use ringway_core::kill_points::Point;
 use ringway_driver::Device;
 use std::collections::BTreeMap;
 use std::fs::File;
+use std::io::Read as _;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
@@ -335,15 +336,21 @@ impl Killer<'_> {
                 std::fs::remove_dir_all(self.dir.join("state"))?;
             }
             Some(Harm::Volatile) => {
-                // The end of the region of what is in flight, wherever this process has it.
+                // The word of the region of what is in flight, wherever this process has it.
                 for entry in std::fs::read_dir("/proc/self/fd")? {
                     let path = entry?.path();
                     let is_region = std::fs::read_link(&path).is_ok_and(|to| {
                         to.as_os_str().to_string_lossy().starts_with("/memfd:inflight")
                     });
-                    if is_region && let Ok(file) = File::options().write(true).open(&path) {
-                        let end = file.metadata()?.len();
-                        file.write_all_at(b"RWcache1", end - 64)?;
+                    if is_region
+                        && let Ok(file) = File::options().read(true).write(true).open(&path)
+                    {
+                        let mut region = Vec::new();
+                        (&file).read_to_end(&mut region)?;
+                        let lines = region.chunks(64).zip(0..);
+                        for (_, nth) in lines.filter(|(line, _)| line.starts_with(b"RWcache0")) {
+                            file.write_all_at(b"RWcache1", 64 * nth)?;
+                        }
                     }
                 }
             }
