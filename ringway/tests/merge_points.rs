@@ -68,6 +68,8 @@ fn dies(point: &str, sandbox: &str, command: &[&str], more: (usize, usize)) {
         assert_ne!(run(ctl).status.code(), Some(0), "{point}: nobody can have answered");
         assert_eq!(daemon.wait().0.code(), None, "{point}: it was killed");
     });
+    // The next one puts into the image what that one had answered.
+    Daemon::serve(dir, &SERVE[1..]).stop();
     let held = content(dir, "disk.qcow2");
     within(&held, &Known::now(&known.acknowledged), &Known::now(&known.begun), point);
     same_between(bytes(dir, "disk.qcow2"), base.clone());
