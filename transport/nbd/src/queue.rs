@@ -408,3 +408,6 @@ impl RequestQueue for Queue {
         self.output.unblock();
     }
 }
+
+#[cfg(test)]
+mod tests;

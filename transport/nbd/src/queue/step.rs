@@ -33,7 +33,10 @@ impl Queue {
         self.input.consume(len);
         match asked.action {
             Ok(Action::Read | Action::Write { .. }) => Ok(self.place(asked, request)),
-            Ok(Action::Disconnect) => Err(Broken::rule(ConnectionEnd::Disconnected)),
+            Ok(Action::Disconnect) => {
+                self.said_goodbye = true;
+                Err(Broken::rule(ConnectionEnd::Disconnected))
+            }
             Err(_) if asked.payload > 0 => {
                 self.stage = Stage::Skip { asked, left: asked.payload };
                 Ok(Step::Again)
