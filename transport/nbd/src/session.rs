@@ -256,16 +256,18 @@ impl<'a> Session<'a> {
         if self.export.has_failed() {
             return Err(Refusal::Failed);
         }
-        if !self.lines.await_closed() {
-            return Err(Refusal::Unnoticed);
-        }
         let mut queue = match std::mem::replace(&mut self.place, QueuePlace::Lost) {
             QueuePlace::Here(queue) => queue,
             other => {
+                // It runs, and has a line itself, which is not to be waited for.
                 self.place = other;
                 return Ok(());
             }
         };
+        if !self.lines.await_closed() {
+            self.place = QueuePlace::Here(queue);
+            return Err(Refusal::Unnoticed);
+        }
         queue.resume();
         if !self.said_goodbye {
             self.lines.enter(self.desk.stream());
