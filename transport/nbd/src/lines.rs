@@ -42,10 +42,14 @@ impl Lines {
     }
 
     fn has_closed(&self) -> bool {
-        let lines = self.lock();
-        let line = |line| PollFd::new(line, PollFlags::RDHUP);
-        let mut polled: Vec<_> = lines.iter().map(line).collect();
-        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
-        poll(&mut polled, Some(&now)).is_ok_and(|closed| closed > 0)
+        has_closed(&self.lock())
     }
+}
+
+/// True if one of these was closed by its client.
+pub(crate) fn has_closed(streams: &[Arc<OwnedFd>]) -> bool {
+    let mut polled: Vec<_> =
+        streams.iter().map(|stream| PollFd::new(stream, PollFlags::RDHUP)).collect();
+    let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+    poll(&mut polled, Some(&now)).is_ok_and(|closed| closed > 0)
 }

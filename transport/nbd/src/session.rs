@@ -6,7 +6,7 @@ mod shake;
 use crate::Export;
 use crate::extents::Tells;
 use crate::handshake::{Negotiated, Replies};
-use crate::lines::Lines;
+use crate::lines::{Lines, has_closed};
 use crate::offer::Offer;
 use crate::queue::{Desk, Queue};
 use crate::request::Rules;
@@ -17,6 +17,7 @@ use rustix::io::Errno;
 pub(crate) use shake::shake_hands;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::slice;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
 use std::time::{Duration, Instant};
@@ -270,7 +271,15 @@ impl<'a> Session<'a> {
         }
         queue.resume();
         if !self.said_goodbye {
-            self.lines.enter(self.desk.stream());
+            let stream = self.desk.stream();
+            self.lines.enter(stream);
+            // Others began meanwhile without having waited for this one.
+            if has_closed(slice::from_ref(stream)) && queue.hang_up() {
+                self.lines.leave(stream);
+                self.place = QueuePlace::Here(queue);
+                self.deserted = true;
+                return Ok(());
+            }
         }
         let (inbox, at) = (Arc::clone(&self.inbox), self.at);
         let alarm = Box::new(move |alarm| inbox.raise(at, alarm));

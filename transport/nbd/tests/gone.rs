@@ -245,6 +245,27 @@ fn c53_a_client_that_comes_back_at_once_finds_its_writes_known() {
     }
 }
 
+/// Before its queue has begun, perhaps: then nobody waits for it.
+#[test]
+fn c53_a_client_that_goes_as_its_connection_begins_writes_nothing_later() {
+    const TIMES: u64 = 300;
+    let store = StallingStore::new(BYTES);
+    let rig = rig_of(&store, PATIENCE, (128, 2));
+    for block in 0..TIMES {
+        let place = (512 * block, 512);
+        let mut client = Client::new(rig.connect(), SIMPLE);
+        client.ask(c::WRITE, 0, 1, place, &[2; 512]);
+        drop(client);
+        let mut next = Client::new(rig.connect(), SIMPLE);
+        assert_eq!(next.call(c::WRITE, 0, place, &[3; 512]).error, 0);
+    }
+    nobody_is_connected(&rig);
+    let old: Vec<_> = (0..TIMES)
+        .filter(|&block| store.byte(512 * usize::try_from(block).unwrap()) != 3)
+        .collect();
+    assert!(old.is_empty(), "older writes landed later at {old:?}");
+}
+
 /// A client that comes back before anybody knows that it had gone, as after a cut cable.
 #[test]
 fn c53_what_overlaps_an_old_write_waits_for_it_whoever_asked_for_that() {
