@@ -313,9 +313,7 @@ fn c53_what_waits_for_a_late_write_goes_with_its_connection() {
 fn client_of(rig: &NbdRig) -> Client {
     let begun = Instant::now();
     loop {
-        let mut client = Client::new(rig.connect(), SIMPLE);
-        client.ask(c::READ, 0, 1, (524_288, 512), &[]);
-        if client.reply().is_some() {
+        if let Ok(client) = Client::begin(rig.connect(), SIMPLE) {
             return client;
         }
         assert!(begun.elapsed() < PATIENCE, "no place is free");
@@ -337,9 +335,8 @@ fn c53_no_more_than_a_bounded_number_of_requests_outlive_their_connections() {
         store.wait_stalled(100 * (usize::try_from(round).unwrap() + 1));
     }
     std::thread::sleep(Duration::from_secs(1));
-    let mut next = Client::new(rig.connect(), SIMPLE);
-    next.ask(c::READ, 0, 1, (524_288, 512), &[]);
-    assert_eq!(next.reply(), CLOSED, "300 requests have outlived their connections");
+    let refused = Client::begin(rig.connect(), SIMPLE).is_err();
+    assert!(refused, "300 requests have outlived their connections");
     store.stall(None);
     drop(client_of(&rig));
     until("all are over", || rig.export().is_clear());
