@@ -231,8 +231,14 @@ impl Session {
         let code = message.code;
         let wants_ack = message.need_reply && self.protocol.contains(Protocol::REPLY_ACK);
         // Those that had all the time they needed.
-        self.collect_stopped();
-        match self.handle_message(&mut message) {
+        let came_back = self.collect_stopped();
+        let outcome = self.handle_message(&mut message);
+        if came_back && let Err(refusal) = self.start_ready() {
+            // No message need come that has them start again.
+            self.tell_end(format_args!("{refusal}"));
+            return Ok(false);
+        }
+        match outcome {
             Ok(Answer::Later) => self.owed = Some(message),
             Ok(Answer::Reply(payload)) => {
                 self.channel.reply(code, &payload, None, self.stop.as_fd())?;

@@ -236,6 +236,26 @@ fn b37_who_stops_a_queue_is_answered_once_the_disk_has_finished() {
     }
 }
 
+/// A pause that had to give up, and a resume, while a front-end waits for one of its queues to stop. Its next
+/// message comes at once.
+#[test]
+fn b37_the_other_queues_go_on_after_a_pause_that_gave_up() {
+    let mut rig = rig(&stuck(Duration::from_secs(2)));
+    let mut guest = RawGuest::start(rig.connect(), QUEUES, 64, F_VERSION_1);
+    load(&mut guest, READ);
+    rig.wait_in_flight(QUEUES as usize * usize::from(LOAD));
+    ask_to_stop(&guest, Stop::GetBase);
+    std::thread::sleep(Duration::from_millis(600));
+    assert!(rig.export().pause().is_err(), "something is in flight");
+    rig.export().resume().unwrap();
+    guest.client.receive().unwrap();
+    guest.client.ask_u64(request::GET_FEATURES).unwrap();
+    for at in 0..LOAD {
+        assert!(guest.next_used(1, Duration::from_secs(30)).is_some(), "{at}");
+    }
+    assert_eq!(guest.simple(1, READ, 0, DATA, 512).0, 0);
+}
+
 /// The front-end goes while the disk has requests: what comes of them is not written into memory that may be
 /// somebody else's, and the record goes on naming them.
 #[test]

@@ -367,14 +367,16 @@ impl Session {
         outcome
     }
 
-    /// Takes back queues that have stopped.
-    pub(super) fn collect_stopped(&mut self) {
+    /// Takes back queues that have stopped; true if there were some.
+    pub(super) fn collect_stopped(&mut self) -> bool {
+        let mut came_back = false;
         for at in 0..self.vrings.len() {
             if self.vrings[at].stopping.is_some() {
                 // A worker that has ended has told why in the log.
-                let _ = self.look_for_stopped(at, Duration::ZERO);
+                came_back |= self.look_for_stopped(at, Duration::ZERO).is_ok();
             }
         }
+        came_back
     }
 
     /// Takes queue `at` back, which was told to stop, if it does within `time`.
