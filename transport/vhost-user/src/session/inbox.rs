@@ -89,6 +89,7 @@ impl Session {
         let (alarms, commands) = self.inbox.take();
         let fatal =
             alarms.into_iter().fold(false, |fatal, (at, alarm)| self.hear(at, &alarm) | fatal);
+        self.answer_misses();
         for command in commands {
             match command {
                 SessionCommand::Announce(reply) => drop(reply.send(self.announce())),
