@@ -308,7 +308,8 @@ impl<Q: QueueLifecycle> Export<Q> {
     /// True while no requests are to be taken.
     #[must_use]
     pub fn is_paused(&self) -> bool {
-        self.holds() && self.rests.load(SeqCst) && self.is_clear()
+        let rests = self.holds() && self.rests.load(SeqCst) && self.is_clear();
+        rests && self.stopping.load(SeqCst) == 0
     }
 
     /// No queue is to start: it is paused, or about to be.

@@ -59,10 +59,10 @@ pub enum ChangeError {
         /// How long it had.
         seconds: u64,
     },
-    /// Requests in flight did not end, so the connection had to.
+    /// Requests in flight did not end, so the connection had to, unless its front-end waits for them itself.
     #[error(
-        "the disk does not finish what is in flight, so the front-end was disconnected. It is served \
-         again when these requests are over"
+        "the disk does not finish what is in flight: the front-end was disconnected, unless it waits for \
+         that itself. It is served again when these requests are over"
     )]
     Disconnected,
     /// A connection has ended, and the disk has not finished what it had in flight.

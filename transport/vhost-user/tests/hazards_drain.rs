@@ -216,6 +216,7 @@ fn b37_who_stops_a_queue_is_answered_once_the_disk_has_finished() {
             // Long after its time is over orders are carried out, as far as they can be.
             std::thread::sleep(Duration::from_millis(600));
             assert!(rig.export().pause().is_err(), "{how:?}: something is in flight");
+            assert!(!rig.export().is_paused(), "{how:?}: storage may still write");
             guest.client.receive().unwrap_or_else(|error| panic!("{how:?}: {error}"));
             let queues = if how == Stop::GetBase { 0..1 } else { 0..QUEUES };
             for queue in queues {
