@@ -96,6 +96,10 @@ impl Session {
     /// names nothing. The guest may go on anywhere then, and its record need not go with it.
     pub(super) fn get_vring_base(&mut self, index: u32) -> Result<Answer, Refusal> {
         let (at, _) = self.vring(index)?;
+        if self.vrings[at].stopping.is_some() {
+            // By a pause, which lets it leave requests in its record.
+            self.stop_some(|i| i == at)?;
+        }
         if self.owes(at) && matches!(self.start(at)?, Start::Waits) {
             if let Some(pass) = self.export.limits().waiting.pass() {
                 let (disk, suppressed) = (self.export.disk().name(), pass.suppressed);
