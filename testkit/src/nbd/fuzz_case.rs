@@ -1,16 +1,20 @@
 //! One case of the fuzzer: whatever a client sends, from its first byte to its end.
 
-use crate::nbd::NbdRig;
+use crate::nbd::{EXTENDED, NbdRig, SIMPLE, command, request};
 use crate::rig::RigOptions;
 use ringway_disk::{EngineKind, Source};
 use std::io::{Read, Write};
 use std::net::Shutdown;
 use std::ops::AddAssign;
+use std::sync::mpsc::sync_channel;
 use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 /// The size of the disk in bytes.
 const BYTES: u64 = 1 << 20;
+
+/// How long the server may take to end a connection before its client does.
+const PATIENCE: Duration = Duration::from_millis(50);
 
 /// What clients were sent.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -53,10 +57,18 @@ pub fn check(data: &[u8]) -> CaseCounters {
     stream.set_read_timeout(Some(Duration::from_secs(30))).expect("a socket");
     let reader = stream.try_clone().expect("a socket");
     let sent = std::thread::scope(|scope| {
-        let sent = scope.spawn(|| read_all(reader));
+        let (end, ended) = sync_channel(1);
+        let sent = scope.spawn(move || {
+            let sent = read_all(reader);
+            let _ = end.send(());
+            sent
+        });
         let (first, rest) = data.split_first().unwrap_or((&0, &[]));
         let _ = stream.write_all(&beginning(*first));
         let _ = stream.write_all(rest);
+        let _ = stream.write_all(&farewell(*first));
+        // Of a client that has gone nothing is carried out.
+        let _ = ended.recv_timeout(PATIENCE);
         let _ = stream.shutdown(Shutdown::Write);
         sent.join().expect("no panic")
     });
@@ -64,6 +76,13 @@ pub fn check(data: &[u8]) -> CaseCounters {
     // What it had is free again, and the next one is served.
     rig.wait_for_queues(0);
     count(&sent)
+}
+
+/// More disconnect requests than the rest of a short write takes: the server ends the connection itself, unless
+/// a length has become a large one.
+fn farewell(first: u8) -> Vec<u8> {
+    let mode = if first & 5 == 5 { EXTENDED } else { SIMPLE };
+    request(mode, command::DISC, 0, 0, (0, 0)).repeat(200)
 }
 
 fn beginning(first: u8) -> Vec<u8> {
