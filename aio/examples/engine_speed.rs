@@ -150,7 +150,7 @@ fn measure(path: &str, name: &str, depth: u32, options: &Options) -> io::Result<
     let (mut random, mut done, mut reaps) = (fastrand::Rng::with_seed(1), 0u64, 0u64);
     let (start, before) = (Instant::now(), (cpu(libc::RUSAGE_SELF), cpu(libc::RUSAGE_THREAD)));
     let mut turns = 0u64;
-    while !turns.is_multiple_of(16) || start.elapsed().as_secs_f64() < options.seconds {
+    while turns % 16 != 0 || start.elapsed().as_secs_f64() < options.seconds {
         turns += 1;
         while let Some(tag) = free.pop() {
             let slot = usize::try_from(tag).expect("a slot");

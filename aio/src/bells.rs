@@ -144,7 +144,7 @@ impl Bells {
     }
 
     fn control_for(&self, events: c_int, action: c_int, fd: RawFd, name: u64) -> io::Result<()> {
-        let mut event = libc::epoll_event { events: events.cast_unsigned(), u64: name };
+        let mut event = libc::epoll_event { events: events as u32, u64: name };
         // SAFETY: the kernel reads `event` during the call.
         sys::check(unsafe { libc::epoll_ctl(self.epoll.as_raw_fd(), action, fd, &raw mut event) })?;
         Ok(())

@@ -258,7 +258,7 @@ mod tests {
             let segments = [(0, 100), (100, 2000), (2100, 1996)]
                 .map(|(at, len)| Segment { base: base.wrapping_add(at), len });
             let result = one(&mut engine, IoOp::Write, 0, &segments);
-            assert_eq!(result, most.min(4096).cast_signed());
+            assert_eq!(result, most.min(4096) as i32);
             let mut found = vec![0; 4096];
             file.read_exact_at(&mut found, 0).unwrap();
             let written = found.iter().take_while(|&&b| b == 7).count();

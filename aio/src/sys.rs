@@ -22,7 +22,7 @@ const TMPFS_MAGIC: libc::c_long = 0x0102_1994;
 /// (Plain -1 would mean "at the file's own position" to it.)
 #[inline]
 pub(crate) fn kernel_offset(offset: u64) -> i64 {
-    offset.min(1 << 63).cast_signed()
+    offset.min(1 << 63) as i64
 }
 
 /// An operation that a thread does by itself.
@@ -77,7 +77,7 @@ impl Job {
         let (fd, iov) = (self.fd, self.segments.cast::<libc::iovec>());
         // Only a block device takes more than i64::MAX for what it is: an error of its own.
         let (offset, len) = (self.offset, kernel_offset(self.len));
-        let discard = [self.offset.cast_unsigned(), self.len];
+        let discard = [self.offset as u64, self.len];
         // SAFETY: the caller vouches for the segments, which are laid out as iovecs; `discard` is
         // the pair of u64 that BLKDISCARD reads.
         result(unsafe {

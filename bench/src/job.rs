@@ -169,10 +169,9 @@ impl<P: Backend> Job<'_, P> {
                 idle_turns = idle_turns.wrapping_add(1);
                 if !self.setup.polling {
                     self.rest()?;
-                } else if idle_turns.is_multiple_of(TURNS_PER_CHECK) {
+                } else if idle_turns % TURNS_PER_CHECK == 0 {
                     self.backend.check()?;
-                } else if !idle_turns.is_multiple_of(TURNS_PER_CLOCK) && self.setup.limit.is_none()
-                {
+                } else if idle_turns % TURNS_PER_CLOCK != 0 && self.setup.limit.is_none() {
                     // Only whoever keeps to a rate has to know the time.
                     std::hint::spin_loop();
                     continue;
@@ -197,7 +196,7 @@ impl<P: Backend> Job<'_, P> {
             let Some((slot, ok)) = self.backend.pop()? else { break };
             if found == 0 {
                 self.turns = self.turns.wrapping_add(1);
-                if self.setup.timed || self.turns.is_multiple_of(LAZY_TURNS) {
+                if self.setup.timed || self.turns % LAZY_TURNS == 0 {
                     self.last_done = self.setup.schedule.now();
                 }
             }

@@ -84,7 +84,7 @@ impl Record {
         record.fill(&mut same);
         let sector_aligned = [record.region.start, record.region.end, record.stretch]
             .iter()
-            .all(|bytes| bytes.is_multiple_of(SECTOR as u64));
+            .all(|bytes| bytes % (SECTOR as u64) == 0);
         let sound = sector_aligned
             && (SECTOR as u64..=1 << 30).contains(&record.stretch)
             && record.job < record.jobs

@@ -32,9 +32,7 @@ pub(crate) fn text(load: &Load, all: &[Measured]) -> String {
         let _ = writeln!(text, "{}  {}", measured.name, measured.facts);
     }
     let _ = writeln!(text, "{}", load.describe());
-    if let [one] = all
-        && let [outcome] = &one.rounds[..]
-    {
+    if let Some((_, outcome)) = only(all) {
         text.push_str(&single(outcome));
     } else {
         text.push_str(&versus::text(all));
@@ -44,6 +42,13 @@ pub(crate) fn text(load: &Load, all: &[Measured]) -> String {
         }
     }
     text
+}
+
+/// The target and the measurement, if there was only one of each.
+fn only(all: &[Measured]) -> Option<(&Measured, &Outcome)> {
+    let [one] = all else { return None };
+    let [outcome] = &one.rounds[..] else { return None };
+    Some((one, outcome))
 }
 
 /// One target, one measurement.
@@ -179,9 +184,7 @@ pub(crate) fn json(load: &Load, all: &[Measured]) -> Value {
         "verify": load.verify,
     });
     let version = env!("CARGO_PKG_VERSION");
-    if let [one] = all
-        && let [outcome] = &one.rounds[..]
-    {
+    if let Some((one, outcome)) = only(all) {
         let mut value = outcome_json(outcome);
         let head = json!({
             "ringway": version, "target": one.name, "facts": one.facts, "load": options,

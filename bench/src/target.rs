@@ -51,10 +51,10 @@ impl FromStr for Target {
         } else {
             TargetKind::Disk(source(Path::new(word))?)
         };
-        if let TargetKind::Socket(path) | TargetKind::Disk(Source::Path(path)) = &kind
-            && path.as_os_str().is_empty()
-        {
-            return Err("a path is missing: vhost-user:SOCKET, file:PATH, or a path".into());
+        if let TargetKind::Socket(path) | TargetKind::Disk(Source::Path(path)) = &kind {
+            if path.as_os_str().is_empty() {
+                return Err("a path is missing: vhost-user:SOCKET, file:PATH, or a path".into());
+            }
         }
         Ok(Self { name: word.to_owned(), kind })
     }
@@ -385,7 +385,7 @@ fn holds_data(path: &Path) -> Result<bool> {
 pub(crate) fn fill(path: &Path, bytes: u64) -> Result<()> {
     let name = path.display();
     ensure!(
-        bytes > 0 && bytes.is_multiple_of(512),
+        bytes > 0 && bytes % 512 == 0,
         "--size {}: a file has a multiple of 512 bytes",
         Size(bytes)
     );

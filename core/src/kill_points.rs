@@ -311,11 +311,10 @@ mod armed {
             let (name, count) = read.unwrap_or_else(|| panic!("{PANIC_VARIABLE}={word}"));
             Some((name.to_owned(), AtomicU64::new(count)))
         });
-        if let Some((place, left)) = asked
-            && place == name
-            && left.fetch_sub(1, Relaxed) == 1
-        {
-            panic!("told to panic at {name}");
+        if let Some((place, left)) = asked {
+            if place == name && left.fetch_sub(1, Relaxed) == 1 {
+                panic!("told to panic at {name}");
+            }
         }
     }
 

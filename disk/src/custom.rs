@@ -47,7 +47,7 @@ impl CustomDisk {
     /// # Panics
     /// If the capacity is not a positive multiple of 4096 bytes.
     pub fn open(&self, serial: Option<&str>) -> Result<Disk, OpenError> {
-        assert!(self.bytes > 0 && self.bytes.is_multiple_of(4096), "whole blocks");
+        assert!(self.bytes > 0 && self.bytes % 4096 == 0, "whole blocks");
         let name = "custom".to_owned();
         let host = |source| OpenError::Host { path: name.clone().into(), what: "make it", source };
         Ok(Disk::from(Parts {

@@ -33,7 +33,7 @@ pub use error::OpenError;
 pub use fence::foreign_holder;
 pub use foreign::ForeignFormat;
 pub use image_lock::{LockError, lock_image, unlock_image};
-pub(crate) use image_lock::{raise_lock, share_lock};
+pub(crate) use image_lock::{drop_flock, raise_lock, share_lock};
 pub use mount::{ENDING, Mount, is_dying, parent};
 pub use nvme::is_namespace;
 pub use options::{Base, OpenOptions, Qcow2, Source};
@@ -94,9 +94,11 @@ pub fn open_unmapped(options: &OpenOptions) -> Result<Disk, OpenError> {
             let name = format!("sim:{}:{}", model.name(), short(*bytes));
             unreal::open(&name, *bytes, EngineKind::Sim(*model), options)
         }
-        Source::Path(path) if let Some(qcow2) = &options.qcow2 => qcow2::open(path, qcow2, options),
-        Source::Path(path) if is_namespace(path) => nvme::open(path, options),
-        Source::Path(path) => open_path(path, options),
+        Source::Path(path) => match &options.qcow2 {
+            Some(qcow2) => qcow2::open(path, qcow2, options),
+            None if is_namespace(path) => nvme::open(path, options),
+            None => open_path(path, options),
+        },
         Source::Nbd(target) => nbd::open(target, options),
         Source::Rbd { target, access } => ClusterDisk::prepare(target, access, options)?.open(),
     }
@@ -105,7 +107,7 @@ pub fn open_unmapped(options: &OpenOptions) -> Result<Disk, OpenError> {
 /// A size as people write it, in the largest unit that loses nothing: `1T`, `1000`.
 fn short(bytes: u64) -> String {
     let units = [(1 << 40, "T"), (1 << 30, "G"), (1 << 20, "M"), (1 << 10, "K")];
-    match units.into_iter().find(|(unit, _)| bytes >= *unit && bytes.is_multiple_of(*unit)) {
+    match units.into_iter().find(|(unit, _)| bytes >= *unit && bytes % *unit == 0) {
         Some((unit, letter)) => format!("{}{letter}", bytes / unit),
         None => bytes.to_string(),
     }
@@ -183,7 +185,7 @@ fn check_size(
         return Err(OpenError::Empty(path.into()));
     }
     let unit = options.block_size.unwrap_or(512).max(alignment.offset).max(512);
-    if !bytes.is_multiple_of(u64::from(unit)) {
+    if bytes % u64::from(unit) != 0 {
         return Err(OpenError::NotWhole { path: path.into(), bytes, unit });
     }
     Ok(())
@@ -245,7 +247,7 @@ fn open_direct(
         Err(why) => return Ok(Err(why)),
     };
     let bytes = probe::size(path, &file, kind)?;
-    if !bytes.is_multiple_of(u64::from(alignment.offset)) {
+    if bytes % u64::from(alignment.offset) != 0 {
         return Ok(Err(format!(
             "its size, {bytes} bytes, is not a multiple of the {} bytes that O_DIRECT needs here",
             alignment.offset

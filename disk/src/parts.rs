@@ -8,7 +8,7 @@ use crate::disk::Disk;
 use crate::holding::Holding;
 use crate::incidents::Incidents;
 use crate::locks::{LateWrites, RangeLocks};
-use crate::open::{LockError, lock_image, unlock_image};
+use crate::open::{LockError, drop_flock, lock_image, unlock_image};
 use crate::unmapped::Unmapped;
 use ringway_aio::nvme::Namespace;
 use ringway_core::Geometry;
@@ -106,8 +106,8 @@ impl Disk {
     /// names as the holder of an `flock` who has taken it. What QEMU looks at stays.
     pub fn hand_over(&self) {
         // Without a lock there is nothing to let go.
-        let _ = self.file().unlock();
-        let _ = self.nvme.as_ref().map(|namespace| namespace.block.unlock());
+        let _ = drop_flock(&self.file());
+        let _ = self.nvme.as_ref().map(|namespace| drop_flock(&namespace.block));
     }
 }
 

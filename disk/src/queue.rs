@@ -189,8 +189,7 @@ impl<C> DiskQueue<C> {
             (write, now.op == ringway_aio::IoOp::Sync, now.range.offset(), now.range.len())
         });
         let slot = self.slots.get(tag);
-        if slot.stage == Stage::Whole && i64::from(result) == slot.request.range.len().cast_signed()
-        {
+        if slot.stage == Stage::Whole && i64::from(result) == slot.request.range.len() as i64 {
             return Some(self.slots.retire(tag, Status::Ok));
         }
         self.finish_slow(engine, tag, result)

@@ -108,7 +108,7 @@ impl Disk {
     pub(crate) fn judge_size(&self, bytes: u64) -> Result<(), ResizeError> {
         let unit = u64::from(self.alignment.offset.max(self.geometry.logical_block));
         let unit = unit.max(SECTOR_BYTES);
-        match bytes > 0 && bytes.is_multiple_of(unit) {
+        match bytes > 0 && bytes % unit == 0 {
             true => Ok(()),
             false => Err(ResizeError::Size { bytes, unit }),
         }

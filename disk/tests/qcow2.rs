@@ -222,7 +222,7 @@ fn image(rng: &mut Rng, folder: &Path, nth: u32, small: bool) -> Option<PathBuf>
     let cluster = rng.pick(&[if small { "512" } else { "8k" }, "4k", "64k", "1M"]);
     let (options, size) = (format!("cluster_size={cluster}"), BYTES.to_string());
     println!("cluster {cluster}, {}", ["alone", "on qcow2 on raw"][nth as usize % 2]);
-    if nth.is_multiple_of(2) {
+    if nth % 2 == 0 {
         return qemu(&["create", "-f", "qcow2", "-o", &options, name, &size]).then_some(path);
     }
     let raw: Vec<u8> = (0..BYTES - 3 * 512).map(|at| (at / 512 * 7) as u8).collect();

@@ -54,7 +54,7 @@ impl Headers {
     /// # Panics
     /// If `host` is not aligned to 64 bytes.
     pub(crate) unsafe fn new(host: *mut u8, guest: u64, count: u16) -> Self {
-        assert!((host as usize).is_multiple_of(align_of::<HeaderSlot>()), "slots are unaligned");
+        assert!((host as usize) % align_of::<HeaderSlot>() == 0, "slots are unaligned");
         // Just checked.
         #[allow(clippy::cast_ptr_alignment)]
         let host = host.cast();

@@ -61,7 +61,7 @@ impl Link {
     }
 
     fn watch(&self, fd: RawFd, events: i32, token: u64) -> Result<(), Error> {
-        let mut event = libc::epoll_event { events: events.cast_unsigned(), u64: token };
+        let mut event = libc::epoll_event { events: events as u32, u64: token };
         let epoll = self.epoll.as_raw_fd();
         // SAFETY: both descriptors are open and `event` is ours.
         let rc = unsafe { libc::epoll_ctl(epoll, libc::EPOLL_CTL_ADD, fd, &raw mut event) };

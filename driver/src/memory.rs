@@ -115,10 +115,10 @@ impl Memory {
 
     fn give_back(&self, mut start: usize, mut len: usize) {
         let mut free = self.free();
-        if let Some((&before, &size)) = free.range(..start).next_back()
-            && before + size == start
-        {
-            (start, len) = (before, size + len);
+        if let Some((&before, &size)) = free.range(..start).next_back() {
+            if before + size == start {
+                (start, len) = (before, size + len);
+            }
         }
         if let Some(size) = free.remove(&(start + len)) {
             len += size;

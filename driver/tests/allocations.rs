@@ -45,7 +45,7 @@ fn work(queue: &mut BlkQueue<u64>, free: &mut Vec<Buffer>, from: u64) {
     let mut next = from;
     for _ in 0..300 {
         while let Some(buffer) = free.pop() {
-            let block = if next.is_multiple_of(7) { next * 31 % 2000 } else { next % 2000 };
+            let block = if next % 7 == 0 { next * 31 % 2000 } else { next % 2000 };
             let queued = if next % 16 < 8 {
                 queue.read(block * 4096, buffer, next)
             } else {
@@ -54,7 +54,7 @@ fn work(queue: &mut BlkQueue<u64>, free: &mut Vec<Buffer>, from: u64) {
             queued.unwrap();
             next += 1;
         }
-        if next.is_multiple_of(5) {
+        if next % 5 == 0 {
             queue.flush(0).unwrap();
         }
         assert!(queue.wait_for(3, PATIENCE).unwrap());

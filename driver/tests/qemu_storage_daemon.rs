@@ -244,9 +244,8 @@ fn write_then_verify(
     for verify in [false, true] {
         let (mut next, mut done) = (0, 0);
         while done < 600 {
-            while next < 600
-                && let Some(mut buffer) = free.pop()
-            {
+            while next < 600 {
+                let Some(mut buffer) = free.pop() else { break };
                 if verify {
                     queue.read(offset(next), buffer, next).unwrap();
                 } else {

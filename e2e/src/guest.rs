@@ -27,6 +27,7 @@
 use crate::files;
 pub use crate::files::{GuestFiles, guest_files, newer_qemu, target_dir};
 use ringway_testkit::{Need, skip};
+use rustix::fs::{FlockOperation, flock};
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::fs::File;
@@ -173,7 +174,7 @@ impl Daemon {
         let child = command.spawn().with_context(|| {
             format!(
                 "start {} (Debian: qemu-system-common has qemu-storage-daemon)",
-                command.get_program().display()
+                command.get_program().to_string_lossy()
             )
         })?;
         let mut daemon = Self { child, socket: serve.socket.clone(), log };
@@ -506,7 +507,7 @@ impl Guest {
 /// Waits for other guests to end. Theirs is the next turn when this is dropped.
 pub fn turn() -> Result<File> {
     let turn = File::create(logs()?.join("turn.lock"))?;
-    turn.lock().context("wait for other guests")?;
+    flock(&turn, FlockOperation::LockExclusive).context("wait for other guests")?;
     Ok(turn)
 }
 
@@ -774,7 +775,7 @@ impl Qemu {
             format!(
                 "start {}: guest tests need QEMU (Debian: qemu-system-x86); \
                  RINGWAY_SKIP_GUEST=reason leaves them out",
-                program.display()
+                program.to_string_lossy()
             )
         })?;
         let text = String::from_utf8_lossy(&output.stdout).into_owned();

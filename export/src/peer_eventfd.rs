@@ -134,10 +134,10 @@ fn write_one(bell: &OwnedFd) -> io::Result<()> {
 
 #[cold]
 fn wake_watchdog() {
-    if ASLEEP.0.swap(false, SeqCst)
-        && let Some(thread) = WATCHING.get()
-    {
-        thread.unpark();
+    if ASLEEP.0.swap(false, SeqCst) {
+        if let Some(thread) = WATCHING.get() {
+            thread.unpark();
+        }
     }
 }
 

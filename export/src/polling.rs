@@ -159,7 +159,7 @@ impl Idle {
     pub(crate) fn may_defer(&mut self) -> bool {
         self.defers && {
             self.deferred = self.deferred.wrapping_add(1);
-            !self.deferred.is_multiple_of(DEFERRED_TRIED)
+            self.deferred % DEFERRED_TRIED != 0
         }
     }
 
@@ -201,7 +201,7 @@ impl Idle {
                 self.turns = self.turns.wrapping_add(1);
                 if !self.spinning {
                     self.begin(clock(), in_flight())
-                } else if self.turns.is_multiple_of(CLOCK_EVERY) {
+                } else if self.turns % CLOCK_EVERY == 0 {
                     self.go_on(clock())
                 } else {
                     Next::Spin

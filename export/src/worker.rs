@@ -143,7 +143,7 @@ impl<E: Engine, Q: QueueLifecycle> Worker<E, Q> {
         let answered = Q::HAS_COMMANDS && self.take_results();
         self.publish();
         self.turns = self.turns.wrapping_add(1);
-        if self.turns.is_multiple_of(DOORBELLS_EVERY) {
+        if self.turns % DOORBELLS_EVERY == 0 {
             self.engine.poll_doorbells()?;
             self.tend_held();
         }
@@ -265,13 +265,13 @@ impl<E: Engine, Q: QueueLifecycle> Worker<E, Q> {
 
     /// Puts a queue on the active list.
     fn activate(&mut self, id: u32) {
-        if let Some(Some(queue)) = self.queues.get_mut(id as usize)
-            && !queue.active
-        {
-            queue.active = true;
-            queue.idle_turns = 0;
-            queue.ring.disarm();
-            self.active.push(id);
+        if let Some(Some(queue)) = self.queues.get_mut(id as usize) {
+            if !queue.active {
+                queue.active = true;
+                queue.idle_turns = 0;
+                queue.ring.disarm();
+                self.active.push(id);
+            }
         }
     }
 }

@@ -195,11 +195,10 @@ impl Scene {
 impl Drop for Scene {
     fn drop(&mut self) {
         let _ = self.handle.exit();
-        if let Some(thread) = self.thread.take()
-            && thread.join().is_err()
-            && !std::thread::panicking()
-        {
-            panic!("the worker panicked");
+        if let Some(thread) = self.thread.take() {
+            if thread.join().is_err() && !std::thread::panicking() {
+                panic!("the worker panicked");
+            }
         }
     }
 }

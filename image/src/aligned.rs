@@ -85,7 +85,7 @@ mod tests {
             let mut memory = Aligned::default();
             for bytes in [1, 512, 4096, 65536, 65537, 1 << 21] {
                 let at = memory.room(bytes, unit).as_ptr() as usize;
-                assert!(at.is_multiple_of(PAGE.max(unit as usize)), "{unit} {bytes}");
+                assert!(at % PAGE.max(unit as usize) == 0, "{unit} {bytes}");
             }
         }
     }

@@ -101,7 +101,7 @@ impl Stack {
 pub(crate) fn word(found: io::Result<Option<Found>>) -> Word {
     match found {
         Ok(Some(Found::Zero)) => Word::ZERO,
-        Ok(Some(Found::Data { file, offset })) if offset.is_multiple_of(512) => {
+        Ok(Some(Found::Data { file, offset })) if offset % 512 == 0 => {
             Word::data(file, offset, false)
         }
         Ok(_) => Word::ASK,

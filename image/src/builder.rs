@@ -172,7 +172,7 @@ impl Filler {
         let Self { file, map, cluster: size, compressor, packed } = self;
         let Some(compressor) = compressor else { return Ok(()) };
         let number = |bytes: u64| usize::try_from(bytes).map_err(io::Error::other);
-        debug_assert!(at.is_multiple_of(*size), "whole clusters");
+        debug_assert!(at % *size == 0, "whole clusters");
         packed.clear();
         // Which clusters, and how many bytes of `packed` they have; those that are no smaller have
         // none, and zeroes are left out.
@@ -252,7 +252,7 @@ impl Map {
         let fits = len <= size - at % size || at / size + 1 == self.end;
         let counted = usize::try_from(at / size).map_err(io::Error::other)?;
         let full = self.counts.get(counted) == Some(&u16::MAX);
-        let goes_on = !at.is_multiple_of(size) && fits && !full;
+        let goes_on = at % size != 0 && fits && !full;
         let host = if goes_on { at } else { self.take()? << bits };
         let last = (host + len - 1) / size;
         if last == self.end {

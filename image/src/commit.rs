@@ -71,10 +71,10 @@ fn header(layer: &Layer, unit: u32) -> io::Result<Option<Header>> {
 /// A file as it is by now: it may have been written, and given up, since the chain was opened.
 fn fresh(layer: &Layer, unit: u32) -> io::Result<Layer> {
     let mut layer = Layer { file_bytes: layer.file.metadata()?.len(), ..layer.clone() };
-    if let Some(header) = header(&layer, unit)?
-        && let LayerFormat::Qcow2 { shape, .. } = &mut layer.format
-    {
-        *shape = Shape::from(&header);
+    if let Some(header) = header(&layer, unit)? {
+        if let LayerFormat::Qcow2 { shape, .. } = &mut layer.format {
+            *shape = Shape::from(&header);
+        }
     }
     Ok(layer)
 }
@@ -197,11 +197,11 @@ impl Commit {
         let end = self.size.min(at.saturating_add(CLUSTERS * cluster));
         while pulled.next < end && pulled.read < most {
             let len = self.piece(pulled.next, &mut pieces)?;
-            if let Some(Piece::Data(from, bytes)) = pieces.last()
-                && *from == pulled.next
-            {
-                pulled.read += bytes.len() as u64;
-                pulled.copied += bytes.len() as u64;
+            if let Some(Piece::Data(from, bytes)) = pieces.last() {
+                if *from == pulled.next {
+                    pulled.read += bytes.len() as u64;
+                    pulled.copied += bytes.len() as u64;
+                }
             }
             pulled.next += len;
         }
@@ -298,10 +298,10 @@ impl Commit {
 impl Drop for Commit {
     /// Clusters that were taken ahead are given back.
     fn drop(&mut self) {
-        if let Target::Qcow2(image) = &self.target
-            && let Err(error) = image.give_back()
-        {
-            tracing::warn!("clusters that are not used could not be given back: {error}");
+        if let Target::Qcow2(image) = &self.target {
+            if let Err(error) = image.give_back() {
+                tracing::warn!("clusters that are not used could not be given back: {error}");
+            }
         }
     }
 }

@@ -1,25 +1,22 @@
 //! Clusters made smaller.
 
 use crate::header::Compression;
-use ruzstd::encoding::{CompressionLevel, FrameCompressor, MatchGeneratorDriver};
-use std::io;
+use ruzstd::encoding::{CompressionLevel, compress};
 use zlib_rs::{DeflateConfig, ReturnCode, compress_slice};
 
 /// What QEMU compresses with and expects: raw deflate with a window of 4 KiB. Others may keep no more
 /// of what they have unpacked.
 const WINDOW_BITS: i32 = -12;
 
-/// Compresses clusters, and keeps the memory for it.
+/// Compresses clusters, and keeps the memory for what comes of it.
 pub(crate) struct Compressor {
     kind: Compression,
-    zstd: FrameCompressor<io::Cursor<Vec<u8>>, Vec<u8>, MatchGeneratorDriver>,
     packed: Vec<u8>,
 }
 
 impl Compressor {
     pub(crate) fn new(kind: Compression) -> Self {
-        let zstd = FrameCompressor::new(CompressionLevel::Fastest);
-        Self { kind, zstd, packed: Vec::new() }
+        Self { kind, packed: Vec::new() }
     }
 
     /// The cluster compressed; `None` if that makes it no smaller.
@@ -33,12 +30,8 @@ impl Compressor {
                 (code == ReturnCode::Ok).then_some(&*packed)
             }
             Compression::Zstd => {
-                let mut drain = std::mem::take(&mut self.packed);
-                drain.clear();
-                self.zstd.set_source(io::Cursor::new(bytes.to_vec()));
-                self.zstd.set_drain(drain);
-                self.zstd.compress();
-                self.packed = self.zstd.take_drain().unwrap_or_default();
+                self.packed.clear();
+                compress(bytes, &mut self.packed, CompressionLevel::Fastest);
                 (self.packed.len() < bytes.len()).then_some(&self.packed)
             }
         }

@@ -128,7 +128,7 @@ impl NewImage<'_> {
 
 /// Refuses what no image can be.
 pub(crate) fn check_size(virtual_size: u64, cluster_bits: u32) -> Result<(), CreateError> {
-    if !virtual_size.is_multiple_of(512) || virtual_size > i64::MAX.unsigned_abs() {
+    if virtual_size % 512 != 0 || virtual_size > i64::MAX.unsigned_abs() {
         return Err(CreateError::Size(virtual_size));
     }
     if !CLUSTER_BITS.contains(&cluster_bits) {

@@ -38,7 +38,7 @@ pub(crate) fn newer_fields(
     }
     let length = field(bytes, 100, "header_length")?;
     let fits = length as usize >= LENGTH_V3 && u64::from(length) <= 1 << cluster_bits;
-    if !fits || !length.is_multiple_of(8) {
+    if !fits || length % 8 != 0 {
         let why = "it has to be 104 or more, a multiple of 8, and within the first cluster";
         return Err(wrong("header_length", length, why));
     }

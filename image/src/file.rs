@@ -74,7 +74,7 @@ impl BlockFile {
     fn read_blocks(&self, buffer: &mut [u8], at: u64) -> io::Result<usize> {
         let mut done = 0;
         // What is no whole block is the end of the file.
-        while done < buffer.len() && done.is_multiple_of(self.unit) {
+        while done < buffer.len() && done % self.unit == 0 {
             let rest = &mut buffer[done..];
             let iov = libc::iovec { iov_base: rest.as_mut_ptr().cast(), iov_len: rest.len() };
             let (fd, place) = (self.file.as_raw_fd(), place(at, done)?);

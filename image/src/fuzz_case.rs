@@ -143,7 +143,7 @@ fn apply(bytes: &mut [u8], change: &[u8], cluster: usize) {
         let table = (1 + place % 4) * cluster;
         let entry = (table + place / 4 % 8 * 8).min(bytes.len() - 8);
         let target = u64::from(change[3]) % (bytes.len() / cluster) as u64 * cluster as u64;
-        let flags = u64::from(change[4] % 4) << 62 | u64::from(change[5].is_multiple_of(8));
+        let flags = u64::from(change[4] % 4) << 62 | u64::from(change[5] % 8 == 0);
         bytes[entry..entry + 8].copy_from_slice(&(target | flags).to_be_bytes());
         return;
     }

@@ -309,7 +309,7 @@ impl Header {
     }
 
     fn table(&self, what: &'static str, at: u64, bytes: u64, end: u64) -> Result<(), Refused> {
-        if at == 0 || !at.is_multiple_of(self.cluster_bytes()) {
+        if at == 0 || at % self.cluster_bytes() != 0 {
             return Err(wrong(what, at, "it has to be a multiple of the cluster size, and not 0"));
         }
         match at.checked_add(bytes) {

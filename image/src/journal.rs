@@ -108,7 +108,7 @@ impl Journal {
     /// Whether it can be used: the host keeps room for all of it, so that storing cannot fail later, and tells
     /// in which boot it is.
     pub(crate) fn is_of_use(&self) -> bool {
-        let (from, len) = (self.offset.cast_signed(), Self::BYTES.cast_signed());
+        let (from, len) = (self.offset as i64, Self::BYTES as i64);
         // SAFETY: no memory is involved.
         let kept = unsafe { libc::fallocate(self.file.as_raw_fd(), 0, from, len) } == 0;
         if !kept {
@@ -118,7 +118,7 @@ impl Journal {
     }
 
     fn word(&self, offset: usize) -> &AtomicU64 {
-        assert!(offset.is_multiple_of(8) && offset < self.mapping.len());
+        assert!(offset % 8 == 0 && offset < self.mapping.len());
         // SAFETY: within the mapping, as was just asserted, and aligned, because that begins with a page;
         // it lives as long as `self` and is only touched atomically.
         #[allow(clippy::cast_ptr_alignment)]

@@ -151,7 +151,7 @@ impl Tables {
             return Ok(None);
         }
         if self.kept.peek(index).is_none() {
-            if !offset.is_multiple_of(self.shape.cluster()) {
+            if offset % self.shape.cluster() != 0 {
                 return Err(corrupt());
             }
             let mut bytes = vec![0; 1 << self.shape.cluster_bits];

@@ -193,11 +193,11 @@ impl Open {
         let within = at % size;
         *len = (*len).min(size - within);
         let entry = tables.entry(at / size)?;
-        if let Entry::Data { host, .. } | Entry::Compressed { host, .. } = entry
-            && host.saturating_add(size) > self.end
-        {
-            // What is merged into a base goes behind the end that it had.
-            self.end = self.end.max(self.data.metadata()?.len());
+        if let Entry::Data { host, .. } | Entry::Compressed { host, .. } = entry {
+            if host.saturating_add(size) > self.end {
+                // What is merged into a base goes behind the end that it had.
+                self.end = self.end.max(self.data.metadata()?.len());
+            }
         }
         Ok(match entry {
             Entry::Unallocated => None,

@@ -116,7 +116,7 @@ impl Shape {
             return Ok(Entry::Compressed { host, bytes: (sectors + 1) * 512 - host % 512 });
         }
         let host = word & OFFSET;
-        if !host.is_multiple_of(self.cluster()) {
+        if host % self.cluster() != 0 {
             return Err(corrupt());
         }
         let zero = self.version >= 3 && word & ZERO != 0;
@@ -163,7 +163,7 @@ pub(crate) fn corrupt() -> io::Error {
 
 /// Big-endian words of a table.
 pub(crate) fn words(bytes: &[u8]) -> impl Iterator<Item = u64> {
-    bytes.as_chunks::<8>().0.iter().map(|bytes| u64::from_be_bytes(*bytes))
+    bytes.chunks_exact(8).map(|word| u64::from_be_bytes(word.try_into().unwrap_or_default()))
 }
 
 #[cfg(test)]

@@ -119,9 +119,7 @@ impl Map {
         let (at, len) = (cluster * self.cluster(), self.bytes_of(cluster));
         let (data, apart) = (self.layers.data, self.layers.has_data_file());
         match self.layers.piece(at, len) {
-            Ok(Some(Found::Data { file, offset }))
-                if file == data && offset.is_multiple_of(512) =>
-            {
+            Ok(Some(Found::Data { file, offset })) if file == data && offset % 512 == 0 => {
                 let entry = self.layers.top().entry(cluster);
                 // Nobody shares a data file.
                 let owned = matches!(entry, Ok(Entry::Data { copied, .. }) if copied || apart)

@@ -171,7 +171,7 @@ impl Refcounts {
             return Ok(None);
         }
         if self.kept.peek(index).is_none() {
-            if !offset.is_multiple_of(self.shape.cluster()) {
+            if offset % self.shape.cluster() != 0 {
                 return Err(corrupt());
             }
             let mut block = vec![0; 1 << self.shape.cluster_bits].into_boxed_slice();

@@ -41,7 +41,7 @@ impl Word {
 
     /// Lies in one piece, at a multiple of 512 bytes of a file.
     pub(crate) fn data(file: u8, offset: u64, writable: bool) -> Self {
-        debug_assert!(offset.is_multiple_of(512) && offset >> 57 == 0);
+        debug_assert!(offset % 512 == 0 && offset >> 57 == 0);
         let writable = if writable { Self::WRITABLE } else { 0 };
         Self(offset >> 9 << 16 | u64::from(file) << 8 | writable | Self::DATA)
     }
@@ -290,7 +290,7 @@ impl Table {
         let (from, end_at) = (8 * first as usize, 8 * end as usize);
         let to = end_at.next_multiple_of(page());
         let whole = end == clusters || end_at == to;
-        if from.is_multiple_of(page()) && whole {
+        if from % page() == 0 && whole {
             // SAFETY: within the mapping (Table invariant 1).
             let at = unsafe { self.words.byte_add(from) };
             if map(Some(at), to - from).is_ok() {

@@ -297,17 +297,17 @@ impl Work {
                 fail(&batch, &mut results, Op::changes_disk, &error);
             }
             let is_flush = |op: Op| op == Op::Flush;
-            if batch.iter().any(|(_, ask)| is_flush(ask.op))
-                && let Err(error) = writer.write_deferred(&mut self.map)
-            {
-                fail(&batch, &mut results, is_flush, &error);
+            if batch.iter().any(|(_, ask)| is_flush(ask.op)) {
+                if let Err(error) = writer.write_deferred(&mut self.map) {
+                    fail(&batch, &mut results, is_flush, &error);
+                }
             }
             // Before anybody is answered.
             self.note(mailbox);
         }
         for ((queue, ask), result) in batch.iter().zip(results) {
             let result = match result {
-                Ok(done) => done.cast_signed(),
+                Ok(done) => done as i64,
                 Err(error) => -i64::from(error.raw_os_error().unwrap_or(libc::EIO)),
             };
             self.queues[*queue].say(Reply::Answer(Answer { tag: ask.tag, result }));

@@ -46,11 +46,11 @@ impl Units {
         if std::mem::replace(loaded, true) {
             return None;
         }
-        if self.loaded.len() == self.most
-            && let Some(oldest) = self.loaded.pop_front()
-        {
-            table.forget(oldest << self.bits, 1 << self.bits);
-            self.is_loaded[usize::try_from(oldest).unwrap_or(0)] = false;
+        if self.loaded.len() == self.most {
+            if let Some(oldest) = self.loaded.pop_front() {
+                table.forget(oldest << self.bits, 1 << self.bits);
+                self.is_loaded[usize::try_from(oldest).unwrap_or(0)] = false;
+            }
         }
         self.loaded.push_back(unit);
         table.note_bytes((self.loaded.len() as u64) << (self.bits + 3));

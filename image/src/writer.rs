@@ -181,7 +181,7 @@ impl Writer {
         let l1 = map.layers.top().l1(index);
         let old = l1 & OFFSET;
         if old != 0 && l1 & COPIED != 0 {
-            let within = old.is_multiple_of(shape.cluster()) && old < map.layers.top_end();
+            let within = old % shape.cluster() == 0 && old < map.layers.top_end();
             return if within { Ok(()) } else { Err(corrupt()) };
         }
         // A snapshot may have it, too.
@@ -480,7 +480,9 @@ impl Writer {
         if Self::has_deferred(map) {
             let named = map.layers.top().superseded();
             let named = named.inspect_err(|_| self.freed.extend(&clusters))?;
-            self.freed.extend(clusters.extract_if(.., |cluster| named.contains(&*cluster)));
+            let (kept, rest) = clusters.into_iter().partition(|cluster| named.contains(cluster));
+            clusters = rest;
+            self.freed.extend::<Vec<_>>(kept);
         }
         let released = self.refcounts.release(&mut clusters);
         self.freed.append(&mut clusters);

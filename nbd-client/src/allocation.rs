@@ -197,12 +197,13 @@ fn answer(
 
 /// The extents of one chunk.
 fn judge(data: &[u8], context: u32) -> Result<Vec<(u32, u32)>, AllocationError> {
-    let (words, rest) = data.as_chunks::<4>();
-    let mut words = words.iter().map(|&word| u32::from_be_bytes(word));
+    let words = data.chunks_exact(4);
+    let rest = words.remainder();
+    let mut words = words.map(|word| u32::from_be_bytes([word[0], word[1], word[2], word[3]]));
     if words.next() != Some(context) {
         return Err(Malformed("another metadata context"));
     }
-    if !rest.is_empty() || words.len() == 0 || !words.len().is_multiple_of(2) {
+    if !rest.is_empty() || words.len() == 0 || words.len() % 2 != 0 {
         return Err(Malformed("half an extent, or none"));
     }
     let mut extents = Vec::with_capacity(words.len() / 2);

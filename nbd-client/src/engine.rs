@@ -117,12 +117,12 @@ impl Nbd {
                 None => out.push(rung),
                 Some(at) => {
                     let at = at as usize;
-                    if let Some(Some(connection)) = self.connections.get_mut(at)
-                        && connection.fd().is_some()
-                    {
-                        connection.unread = true;
-                        if std::mem::take(&mut connection.full) {
-                            self.watch_room(at);
+                    if let Some(Some(connection)) = self.connections.get_mut(at) {
+                        if connection.fd().is_some() {
+                            connection.unread = true;
+                            if std::mem::take(&mut connection.full) {
+                                self.watch_room(at);
+                            }
                         }
                     }
                 }
@@ -148,10 +148,10 @@ impl Nbd {
         let before = connection.fd();
         self.with(at, Connection::hear_supervisor);
         let after = self.connections[at].as_ref().and_then(Connection::fd);
-        if let Some(fd) = after.filter(|_| before.is_none())
-            && let Err(error) = self.bells.watch(bell(at), fd)
-        {
-            self.with(at, |_, _| Err(Loss::Host(error)));
+        if let Some(fd) = after.filter(|_| before.is_none()) {
+            if let Err(error) = self.bells.watch(bell(at), fd) {
+                self.with(at, |_, _| Err(Loss::Host(error)));
+            }
         }
     }
 

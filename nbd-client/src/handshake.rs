@@ -282,7 +282,7 @@ fn judge(
             "the server takes blocks of {min_block} bytes only, and disks have {BLOCK_MAX} at most"
         )));
     }
-    if bytes == 0 || bytes > i64::MAX.cast_unsigned() || !bytes.is_multiple_of(unit.into()) {
+    if bytes == 0 || bytes > i64::MAX.unsigned_abs() || bytes % u64::from(unit) != 0 {
         return Err(Unusable(format!(
             "the export has {bytes} bytes, and a disk has a positive multiple of {unit}"
         )));

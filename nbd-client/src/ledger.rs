@@ -106,7 +106,7 @@ impl Counts {
     /// # Panics
     /// If `offset` is no multiple of 8.
     pub fn map(file: &File, offset: u64) -> Result<Self, MappingError> {
-        assert!(offset.is_multiple_of(8), "words are aligned");
+        assert!(offset % 8 == 0, "words are aligned");
         Ok(Self(Mapping::of_file(file, offset, Self::BYTES)?))
     }
 

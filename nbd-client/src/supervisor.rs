@@ -356,17 +356,18 @@ fn check(shared: &Shared, new: &Connected) -> Result<(), Box<dyn Error + Send + 
         .into());
     }
     // It may have been asked for what it gives to who names nothing.
-    if let Some(was) = &shared.export
-        && new.export.as_ref() != Some(was)
-    {
-        let is = new.export.as_ref().map(|is| format!("gives the export '{}' now", printable(is)));
-        return Err(format!(
+    if let Some(was) = &shared.export {
+        if new.export.as_ref() != Some(was) {
+            let is =
+                new.export.as_ref().map(|is| format!("gives the export '{}' now", printable(is)));
+            return Err(format!(
             "the server {}, and this disk is its export '{}': have it give that again, or serve the disk anew with \
              the name of the export that is meant",
             is.as_deref().unwrap_or("does not say any more which export it gives"),
             printable(was)
         )
         .into());
+        }
     }
     let count = new.sockets().count();
     if count < lanes {

@@ -8,11 +8,11 @@ pub(crate) fn of(user: &str, keyring: &str) -> Option<String> {
         let line = line.split(['#', ';']).next().unwrap_or_default().trim();
         if let Some(section) = line.strip_prefix('[') {
             here = section.strip_suffix(']').is_some_and(|section| section.trim() == user);
-        } else if here
-            && let Some((name, value)) = line.split_once('=')
-            && name.trim() == "key"
-        {
-            return Some(value.trim().trim_matches('"').to_owned());
+        } else if here {
+            let entry = line.split_once('=').filter(|(name, _)| name.trim() == "key");
+            if let Some((_, value)) = entry {
+                return Some(value.trim().trim_matches('"').to_owned());
+            }
         }
     }
     None

@@ -123,11 +123,11 @@ pub(crate) fn with_tip(mut error: clap::Error, args: &[OsString]) -> clap::Error
     let is_kind = |pair: &&[OsString]| {
         pair[0] == "--compress" && ["zlib", "zstd"].iter().any(|kind| pair[1] == **kind)
     };
-    if error.kind() == ErrorKind::UnknownArgument
-        && let Some([option, kind]) = args.windows(2).find(is_kind)
-    {
-        let tip = format!("write {}={}", option.display(), kind.display());
-        error.insert(ContextKind::Suggested, ContextValue::StyledStrs(vec![tip.into()]));
+    if error.kind() == ErrorKind::UnknownArgument {
+        if let Some([option, kind]) = args.windows(2).find(is_kind) {
+            let tip = format!("write {}={}", option.to_string_lossy(), kind.to_string_lossy());
+            error.insert(ContextKind::Suggested, ContextValue::StyledStrs(vec![tip.into()]));
+        }
     }
     error
 }

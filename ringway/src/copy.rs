@@ -266,8 +266,10 @@ impl Copy {
             }
             Some(halt) => {
                 let durable = done > 0 && may_sync && self.sync(args, signal).is_ok();
-                if durable && let Some(journal) = &mut self.journal {
-                    journal.note(done)?;
+                if durable {
+                    if let Some(journal) = &mut self.journal {
+                        journal.note(done)?;
+                    }
                 }
                 let unfinished = unfinished(self.journal.is_some(), done);
                 return match halt {
@@ -288,10 +290,10 @@ impl Copy {
         }
         self.check_source(args)?;
         let took = begin.elapsed().as_secs_f64();
-        if args.verify
-            && let Some(outcome) = self.verify(args, signal)?
-        {
-            return Ok(outcome);
+        if args.verify {
+            if let Some(outcome) = self.verify(args, signal)? {
+                return Ok(outcome);
+            }
         }
         if let Some(journal) = self.journal.take() {
             journal.remove()?;

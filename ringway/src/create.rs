@@ -134,7 +134,7 @@ pub(crate) fn run(args: &CreateArgs, log: &LogArgs) -> anyhow::Result<ExitCode> 
 /// Refuses a size that no image can have.
 fn can_be(size: u64) -> anyhow::Result<()> {
     ensure!(
-        size > 0 && size.is_multiple_of(512),
+        size > 0 && size % 512 == 0,
         "its size, {size} bytes, is not a positive multiple of 512 bytes"
     );
     let words = Size(size);

@@ -242,11 +242,11 @@ pub(crate) fn run(
             bail!("{}{hint}", problem.message);
         }
     };
-    if let (Some(asked), Some(is)) = (asked, answer["size"].as_u64())
-        && asked != Size(is)
-    {
-        let is = Size(is);
-        eprintln!("warning: --size {asked} is for a new file; the one that was there has {is}");
+    if let (Some(asked), Some(is)) = (asked, answer["size"].as_u64()) {
+        if asked != Size(is) {
+            let is = Size(is);
+            eprintln!("warning: --size {asked} is for a new file; the one that was there has {is}");
+        }
     }
     let text = match args.json {
         true => serde_json::to_string_pretty(&answer)? + "\n",
@@ -332,12 +332,11 @@ fn ask_from_here(
     command: &str,
     mut request: Map<String, Value>,
 ) -> anyhow::Result<Result<Value, Problem>> {
-    if let Some(Value::String(disk)) = request.get("disk")
-        && disk.parse::<u64>().is_err()
-        && Path::new(disk).exists()
-    {
-        let from_root = std::path::absolute(disk)?.display().to_string();
-        request.insert("disk".into(), from_root.into());
+    if let Some(Value::String(disk)) = request.get("disk") {
+        if disk.parse::<u64>().is_err() && Path::new(disk).exists() {
+            let from_root = std::path::absolute(disk)?.display().to_string();
+            request.insert("disk".into(), from_root.into());
+        }
     }
     ask(path, command, request, TIMEOUT)
 }

@@ -47,7 +47,7 @@ pub(crate) fn run(args: &DemoArgs, log: &LogArgs) -> anyhow::Result<ExitCode> {
 
 fn play(args: &DemoArgs, log: &LogArgs, signal: &AtomicUsize) -> anyhow::Result<()> {
     let Size(bytes) = args.size.unwrap_or(Size(if args.quick { 64 << 20 } else { 256 << 20 }));
-    if bytes < SIZE_MIN || !bytes.is_multiple_of(4096) {
+    if bytes < SIZE_MIN || bytes % 4096 != 0 {
         bail!("--size {}: the demo needs at least {}, in whole KiB", Size(bytes), Size(SIZE_MIN));
     }
     let folder = args.dir.clone().unwrap_or_else(std::env::temp_dir);

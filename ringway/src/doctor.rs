@@ -91,14 +91,14 @@ pub(crate) fn run(args: &DoctorArgs, log: &LogArgs) -> anyhow::Result<ExitCode> 
     let mut image =
         args.image.as_ref().map(|path| image::inspect(path, &engines, qcow2, &args.ceph));
     let mut chain = None;
-    if let (Some(image), Some(path), true) = (&mut image, &args.image, is_qcow2)
-        && image.error.is_none()
-    {
-        // What is said of it as a raw image is no fault now.
-        image.looks_like = None;
-        match chain::inspect(path, args.backing_root.as_deref()) {
-            Ok(links) => chain = Some(links),
-            Err(error) => (image.choice, image.error) = (None, Some(in_full(&error))),
+    if let (Some(image), Some(path), true) = (&mut image, &args.image, is_qcow2) {
+        if image.error.is_none() {
+            // What is said of it as a raw image is no fault now.
+            image.looks_like = None;
+            match chain::inspect(path, args.backing_root.as_deref()) {
+                Ok(links) => chain = Some(links),
+                Err(error) => (image.choice, image.error) = (None, Some(in_full(&error))),
+            }
         }
     }
     let measured = match (&image, &args.image, args.measure) {
@@ -150,14 +150,14 @@ fn measure_engines(
     if let Some(holder) = &image.in_use_by {
         bail!("{}: it is in use by {holder}, whom measuring would disturb", path.display());
     }
-    if let (Some(bytes), Some(there)) = (image.bytes, image.allocated_bytes)
-        && there < bytes / 2
-    {
-        bail!(
-            "{}: most of it is a hole, for which no disk is asked. Measure a file with data, such as one made by \
-             `dd if=/dev/urandom of=FILE bs=1M count=1024`",
-            path.display()
-        );
+    if let (Some(bytes), Some(there)) = (image.bytes, image.allocated_bytes) {
+        if there < bytes / 2 {
+            bail!(
+                "{}: most of it is a hole, for which no disk is asked. Measure a file with data, such as one made by \
+                 `dd if=/dev/urandom of=FILE bs=1M count=1024`",
+                path.display()
+            );
+        }
     }
     let direct = choice.cache == "none";
     let works = |(kind, works): &(EngineKind, Result<_, _>)| {

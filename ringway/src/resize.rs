@@ -68,7 +68,7 @@ pub(crate) fn run(args: &ResizeArgs, log: &LogArgs) -> anyhow::Result<ExitCode> 
     logging::start(log, None, None);
     let (name, Size(size)) = (printable(&args.image), args.size);
     ensure!(
-        size > 0 && size.is_multiple_of(512),
+        size > 0 && size % 512 == 0,
         "{name}: {size} bytes are not a positive multiple of 512 bytes"
     );
     let (layers, is_file) = chain(args, &name)?;

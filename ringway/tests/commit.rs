@@ -9,6 +9,7 @@ use crate::common::guest::{
 use crate::common::{Daemon, PATIENCE, ringway, run, text};
 use ringway_driver::Options;
 use ringway_testkit::{Mounted, Need, Rng, skip};
+use rustix::fs::{FlockOperation, flock};
 use std::fs::File;
 use std::process::Command;
 use std::sync::atomic::Ordering::SeqCst;
@@ -38,10 +39,12 @@ fn c29_what_was_written_is_merged_while_a_guest_writes() {
             assert_eq!((&job["done_bytes"], &job["total_bytes"]), (&BYTES.into(), &BYTES.into()));
             assert!(job["copied_bytes"].as_u64() > Some(0));
             // Nobody needs the snapshot any more, not even who had it open; others may read the base.
-            File::options().write(true).open(dir.join(name)).unwrap().try_lock().unwrap();
+            let file = File::options().write(true).open(dir.join(name)).unwrap();
+            flock(file, FlockOperation::NonBlockingLockExclusive).unwrap();
             std::fs::write(dir.join(name), "garbage").unwrap();
             std::fs::remove_file(dir.join(name)).unwrap();
-            File::open(dir.join("base")).unwrap().try_lock_shared().unwrap();
+            flock(File::open(dir.join("base")).unwrap(), FlockOperation::NonBlockingLockShared)
+                .unwrap();
         };
         std::thread::scope(|scope| {
             let load = scope.spawn(|| known.write(dir, 7));
@@ -270,7 +273,7 @@ fn c31_a_base_that_others_use_is_not_written() {
     done(dir, &["remove", "t"]);
     // Another process.
     let other = File::open(dir.join("base")).unwrap();
-    other.try_lock_shared().unwrap();
+    flock(&other, FlockOperation::NonBlockingLockShared).unwrap();
     refused(dir, &["commit", "s", "--snapshot", "new"], &["in use by somebody else"]);
     drop(other);
     // A program of QEMU that reads a clone of it, and would let others write. It has it once it asks.
@@ -309,7 +312,8 @@ fn c31_a_base_that_others_use_is_not_written() {
     done(dir, &clone);
     refused(dir, &["commit", "c", "--snapshot", "new"], &["as a clone of it", "without base"]);
     // Each time it stayed locked for reading: nobody else can write it.
-    assert!(File::options().write(true).open(dir.join("base")).unwrap().try_lock().is_err());
+    let base = File::options().write(true).open(dir.join("base")).unwrap();
+    assert!(flock(base, FlockOperation::NonBlockingLockExclusive).is_err());
     daemon_of_clones.stop();
     assert!(!dir.join("new").exists());
     assert!(std::fs::read(dir.join("base")).unwrap() == before);

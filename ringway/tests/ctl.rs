@@ -2,6 +2,7 @@
 
 use crate::common::{Daemon, PATIENCE, folder, ringway, run, text, threads, write};
 use ringway_driver::{BlkQueue, Device, Options};
+use rustix::fs::{FlockOperation, flock};
 use serde_json::{Value, json};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::fs::MetadataExt;
@@ -456,7 +457,7 @@ fn added_disks_are_pinned_and_waited_for() {
     );
     let held = std::fs::File::create(dir.path().join("held.img")).unwrap();
     held.set_len(MIB).unwrap();
-    held.lock().unwrap();
+    flock(&held, FlockOperation::LockExclusive).unwrap();
     let words = ["add", "held.img", "--socket", "t", "--queues", "4", "--engine", "threads"];
     refused(dir.path(), &words, "held.img");
     std::thread::scope(|scope| {

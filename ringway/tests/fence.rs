@@ -4,6 +4,7 @@
 use crate::common::{Daemon, PATIENCE, read, ringway, run, text, wait, write};
 use ringway_driver::{Device, Options};
 use ringway_testkit::LateStore;
+use rustix::fs::FlockOperation;
 use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
@@ -180,8 +181,8 @@ fn c10_the_helper_of_a_dead_daemon_is_waited_for() {
         let mut holder = holder.spawn().unwrap();
         let image = std::fs::File::open(dir.join("disk.img")).unwrap();
         let begun = Instant::now();
-        while image.try_lock_shared().is_ok() {
-            image.unlock().unwrap();
+        while rustix::fs::flock(&image, FlockOperation::NonBlockingLockShared).is_ok() {
+            rustix::fs::flock(&image, FlockOperation::Unlock).unwrap();
             assert!(begun.elapsed() < PATIENCE && holder.try_wait().unwrap().is_none());
             std::thread::sleep(Duration::from_millis(1));
         }

@@ -8,6 +8,7 @@ use crate::common::guest::{
 use crate::common::{Daemon, ringway, run, text};
 use ringway_driver::Options;
 use ringway_testkit::{Mounted, Rng};
+use rustix::fs::{FlockOperation, flock};
 use serde_json::Value;
 use std::fs::File;
 use std::path::Path;
@@ -52,7 +53,8 @@ fn c27_a_disk_is_flattened_while_its_guest_writes() {
             assert!(copied > 0 && copied < BYTES, "{copied}: zeroes and what was there are not");
             // Nobody needs these any more, not even who has them open.
             for name in ["middle.qcow2", "base.raw"] {
-                File::options().write(true).open(dir.join(name)).unwrap().try_lock().unwrap();
+                let file = File::options().write(true).open(dir.join(name)).unwrap();
+                flock(file, FlockOperation::NonBlockingLockExclusive).unwrap();
                 std::fs::write(dir.join(name), "garbage").unwrap();
                 std::fs::remove_file(dir.join(name)).unwrap();
             }
@@ -279,7 +281,10 @@ fn clones_keep_a_base_that_one_of_them_has_left() {
     let daemon = Daemon::serve(dir, &["--config", "conf"]);
     done(dir, &["flatten", "s", "--wait"]);
     let file = || File::options().write(true).open(dir.join("base.raw")).unwrap();
-    assert!(file().try_lock().is_err(), "the other one is based on it");
+    assert!(
+        flock(file(), FlockOperation::NonBlockingLockExclusive).is_err(),
+        "the other one is based on it"
+    );
     let facts = done(dir, &["list"]);
     assert_eq!(facts["disks"][1]["qcow2"]["base_disks"], 1);
     let mut device = Options::new().connect(dir.join("t")).unwrap();

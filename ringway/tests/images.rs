@@ -2,6 +2,7 @@
 
 use crate::common::{Daemon, folder, names, ringway, run, says, text};
 use ringway_testkit::{Need, skip};
+use rustix::fs::{FlockOperation, flock};
 use serde_json::Value;
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt, symlink};
 use std::path::Path;
@@ -205,11 +206,10 @@ fn a_check_tells_leaks_from_errors_and_repairs_leaks_only() {
     says(dir, &repair, 0, &["whole", "1 leaked cluster repaired (64 KiB)", "not marked as dirty"]);
     says(dir, &["check", "disk.qcow2"], 0, &["whole"]);
     // A shared lock is enough to read it, and repairing needs it alone.
-    file.lock_shared().unwrap();
+    flock(&file, FlockOperation::LockShared).unwrap();
     says(dir, &["check", "disk.qcow2"], 0, &["whole"]);
     says(dir, &repair, 1, &["in use by"]);
-    file.unlock().unwrap();
-    file.lock().unwrap();
+    flock(&file, FlockOperation::LockExclusive).unwrap();
     says(dir, &["check", "disk.qcow2"], 1, &["in use by"]);
     drop(file);
     std::fs::set_permissions(dir.join("disk.qcow2"), PermissionsExt::from_mode(0o400)).unwrap();

@@ -571,7 +571,7 @@ fn what_has_ended_is_no_zombie() {
         let refused = ctl(dir.path(), &add).unwrap_err();
         assert!(refused.contains("Not a directory"), "{refused}");
         until("the process of a disk is a zombie", || children(spawner).len() == 1);
-        kill(spawner.cast_signed(), libc::SIGKILL);
+        kill(spawner as i32, libc::SIGKILL);
         until("the spawner is a zombie", || !children(daemon.pid()).contains(&spawner));
         drop(connect(dir.path(), "s"));
         daemon.stop();
@@ -590,7 +590,7 @@ fn e06_the_end_of_what_starts_processes_is_told_and_ends_nothing() {
     events.get_mut().write_all(b"{\"command\":\"events\"}\n").unwrap();
     let mut lines = events.lines().map(Result::unwrap);
     assert!(lines.next().is_some_and(|answer| answer.contains("\"ok\":true")));
-    kill(spawner_of(&daemon).cast_signed(), libc::SIGKILL);
+    kill(spawner_of(&daemon) as i32, libc::SIGKILL);
     let message = "the process that starts others for disks has ended";
     until("it is not told", || daemon.log().contains(message));
     let event: Value = serde_json::from_str(&lines.next().unwrap()).unwrap();

@@ -442,7 +442,7 @@ fn a_dead_helper_is_no_zombie() {
     let children = || children(daemon.pid());
     let [helper] = children()[..] else { panic!("{:?}", children()) };
     // SAFETY: a child of our child, which lives.
-    assert_eq!(unsafe { libc::kill(helper.cast_signed(), libc::SIGKILL) }, 0);
+    assert_eq!(unsafe { libc::kill(helper as i32, libc::SIGKILL) }, 0);
     let begun = Instant::now();
     while !children().is_empty() {
         assert!(begun.elapsed() < PATIENCE, "{helper} is a zombie");

@@ -479,7 +479,7 @@ fn a_host_without_room_is_told_as_such() {
         let errors: Vec<u32> = (0..6)
             .map(|mib| client.call(c::WRITE, 0, (mib << 20, 1 << 20), &vec![7; 1 << 20]).error)
             .collect();
-        let enospc = libc::ENOSPC.cast_unsigned();
+        let enospc = libc::ENOSPC as u32;
         assert!(errors[0] == 0 && errors[5] == enospc, "{format}: {errors:?}");
         assert!(errors.iter().all(|error| [0, enospc].contains(error)), "{format}: {errors:?}");
         drop(client);

@@ -142,12 +142,13 @@ fn e05_a_session_that_panics_costs_its_connection() {
         Daemon::start(with_panic(dir.path(), "session:20", &["disk.img", "--socket", "s"]));
     // The first connection has fewer messages than two.
     for _ in 0..4 {
-        if let Ok(mut device) = Options::new().patience(PATIENCE).connect(dir.path().join("s"))
-            && let Ok(mut queue) = device.queue::<()>()
-            && queue.flush(()).is_ok()
-        {
-            let _ = queue.submit();
-            let _ = queue.wait(Some(Duration::from_secs(5)));
+        if let Ok(mut device) = Options::new().patience(PATIENCE).connect(dir.path().join("s")) {
+            if let Ok(mut queue) = device.queue::<()>() {
+                if queue.flush(()).is_ok() {
+                    let _ = queue.submit();
+                    let _ = queue.wait(Some(Duration::from_secs(5)));
+                }
+            }
         }
     }
     hear(&daemon, "a session panicked, its connection ends: told to panic at session");

@@ -27,7 +27,8 @@ fn stream(device: &Device, queue: &mut BlkQueue<u64>, mut enough: impl FnMut(u64
     let begun = Instant::now();
     loop {
         let stop = enough(next);
-        while !stop && let Some(buffer) = buffers.pop() {
+        while !stop {
+            let Some(buffer) = buffers.pop() else { break };
             queue.read(next % blocks * LEN, buffer, next).unwrap();
             (next, in_flight) = (next + 1, in_flight + 1);
         }

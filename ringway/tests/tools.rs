@@ -3,6 +3,7 @@
 
 use crate::common::{Daemon, folder, ringway, run, snapshot, text};
 use ringway_driver::Options;
+use rustix::pipe::PipeFlags;
 use serde_json::Value;
 use std::collections::BTreeSet;
 use std::fs::File;
@@ -67,7 +68,7 @@ fn output_that_does_not_arrive_is_told() {
         assert_eq!(status, Some(1), "{args:?}: {message}");
         assert!(message.contains("cannot write to standard output"), "{args:?}: {message}");
         // A reader that has gone has seen enough.
-        let (reader, writer) = std::io::pipe().unwrap();
+        let (reader, writer) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC).unwrap();
         drop(reader);
         let _ = std::fs::remove_file(dir.path().join("copy.img"));
         let (status, message) = status_into(dir.path(), args, writer.into());

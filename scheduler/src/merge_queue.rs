@@ -240,12 +240,12 @@ impl MergeQueue {
         if self.flying.len() >= WINDOW {
             return None;
         }
-        if now >= self.expiry
-            && let Some((kind, at)) = self.expired(now)
-        {
-            let run = self.send(kind, at);
-            self.stats.expired += u64::from(self.runs[usize::from(run.0)].count);
-            return Some(run);
+        if now >= self.expiry {
+            if let Some((kind, at)) = self.expired(now) {
+                let run = self.send(kind, at);
+                self.stats.expired += u64::from(self.runs[usize::from(run.0)].count);
+                return Some(run);
+            }
         }
         let mut best: Option<(u64, usize, usize)> = None;
         for kind in 0..KINDS.len() {
@@ -305,10 +305,10 @@ impl MergeQueue {
             places.map(move |(at, &run)| (runs[usize::from(run)].deadline(), kind, at))
         });
         let first = places.min();
-        if let Some((deadline, kind, at)) = first
-            && deadline <= now
-        {
-            return Some((kind, at));
+        if let Some((deadline, kind, at)) = first {
+            if deadline <= now {
+                return Some((kind, at));
+            }
         }
         self.expiry = first.map_or(u64::MAX, |(deadline, ..)| deadline);
         None

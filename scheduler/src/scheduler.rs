@@ -266,7 +266,7 @@ impl Scheduler {
             return false;
         }
         self.turns = self.turns.wrapping_add(1);
-        self.turns.is_multiple_of(TURNS)
+        self.turns % TURNS == 0
     }
 
     /// Has the next turn call [`Scheduler::follow`]: a while has passed.

@@ -130,12 +130,14 @@ impl Acceptor {
     fn tell_of_others(&self) -> io::Result<bool> {
         let Some(listener) = self.listener() else { return Ok(false) };
         let waits = is_readable(listener.as_fd())?;
-        if waits && let Some(pass) = self.export.limits().waiting_clients.pass() {
-            tracing::warn!(
-                disk = self.export.disk().name(),
-                suppressed = pass.suppressed,
-                "another front-end waits for this disk: it is served once the present one has gone"
-            );
+        if waits {
+            if let Some(pass) = self.export.limits().waiting_clients.pass() {
+                tracing::warn!(
+                    disk = self.export.disk().name(),
+                    suppressed = pass.suppressed,
+                    "another front-end waits for this disk: it is served once the present one has gone"
+                );
+            }
         }
         Ok(waits)
     }

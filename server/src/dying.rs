@@ -47,7 +47,7 @@ fn wait_for_owner(path: &Path, stream: &UnixStream, pid: u32) -> bool {
              writes have not landed yet"
         );
         // Nobody accepts this connection any more, so it ends with the socket.
-        let most = Timespec { tv_sec: DYING_MAX.as_secs().cast_signed(), tv_nsec: 0 };
+        let most = Timespec { tv_sec: DYING_MAX.as_secs() as i64, tv_nsec: 0 };
         let _ = poll(&mut [PollFd::new(stream, PollFlags::empty())], Some(&most));
     } else if !is_helper(pid) || daemon.is_some_and(is_like_this) {
         return false;
@@ -65,7 +65,7 @@ fn wait_for_helper(pid: u32) {
     let Some(process) = pid.and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok()) else {
         return;
     };
-    let most = Timespec { tv_sec: ORPHAN_MAX.as_secs().cast_signed(), tv_nsec: 0 };
+    let most = Timespec { tv_sec: ORPHAN_MAX.as_secs() as i64, tv_nsec: 0 };
     let _ = poll(&mut [PollFd::new(&process, PollFlags::IN)], Some(&most));
 }
 

@@ -181,11 +181,11 @@ impl Served {
     /// Its image stays, whatever was said of it, unless the disk is `removed`, its image was ours until then,
     /// and it is ephemeral: if its guest has left, it is somebody else's.
     pub(super) fn end_clone(&self, removed: bool) {
-        if let Some(clone) = lock(&self.clone).take()
-            && removed
-        {
-            clone.remove();
-            tracing::info!(disk = self.name(), "its clone was deleted: it is ephemeral");
+        if let Some(clone) = lock(&self.clone).take() {
+            if removed {
+                clone.remove();
+                tracing::info!(disk = self.name(), "its clone was deleted: it is ephemeral");
+            }
         }
     }
 

@@ -130,11 +130,11 @@ impl Watch {
     fn run(&mut self, stop: &OwnedFd) {
         loop {
             let looked = self.scan_disks();
-            if let Err(error) = &looked
-                && let Some(pass) = self.failures.pass()
-            {
-                let (suppressed, why) = (pass.suppressed, in_full(error));
-                tracing::warn!(suppressed, "xenstore: {why}; trying again");
+            if let Err(error) = &looked {
+                if let Some(pass) = self.failures.pass() {
+                    let (suppressed, why) = (pass.suppressed, in_full(error));
+                    tracing::warn!(suppressed, "xenstore: {why}; trying again");
+                }
             }
             // Events that came between answers are in no socket any more.
             let timeout = if looked.is_ok() && self.store.has_events() {
@@ -156,11 +156,11 @@ impl Watch {
             drop(polled);
             // It only says that there is something to look at.
             let _ = rustix::io::read(&*self.bell, &mut [0; 8]);
-            if looked.is_err()
-                && let Ok(store) = Xenstore::open(&*self.access)
-            {
-                self.store = store;
-                let _ = self.begin();
+            if looked.is_err() {
+                if let Ok(store) = Xenstore::open(&*self.access) {
+                    self.store = store;
+                    let _ = self.begin();
+                }
             }
         }
     }

@@ -9,11 +9,12 @@ pub(crate) use ringway_xen_blkback::{
 };
 use ringway_xen_blkback::{Ended, Movement, Session, XENSTORES, Xenstore};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::fs::{CWD, Mode, OFlags, openat};
-use std::fs::{File, TryLockError};
+use rustix::fs::{CWD, FlockOperation, Mode, OFlags, flock, openat};
+use rustix::io::Errno;
+use std::fs::File;
 use std::os::fd::BorrowedFd;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 /// How often to try again meanwhile, and whether the store is back.
@@ -75,8 +76,9 @@ pub(super) fn claim(plan: &XenPlan) -> anyhow::Result<Option<File>> {
     // Beside the store, whatever it is called.
     let mut name = store.clone().into_os_string();
     name.push(format!(".{}.ringway", plan.args.xen_name));
+    let name = PathBuf::from(name);
     let flags = OFlags::RDWR | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    let file = match openat(CWD, &*name, flags, Mode::RUSR | Mode::WUSR) {
+    let file = match openat(CWD, &name, flags, Mode::RUSR | Mode::WUSR) {
         Ok(file) => File::from(file),
         Err(error) => {
             let place = name.display();
@@ -87,8 +89,8 @@ pub(super) fn claim(plan: &XenPlan) -> anyhow::Result<Option<File>> {
         }
     };
     let begun = Instant::now();
-    while let Err(error) = file.try_lock() {
-        if let TryLockError::Error(error) = error {
+    while let Err(error) = flock(&file, FlockOperation::NonBlockingLockExclusive) {
+        if error != Errno::WOULDBLOCK {
             return Err(error).with_context(|| format!("--xen: cannot lock {}", name.display()));
         }
         if begun.elapsed() > ENDING {

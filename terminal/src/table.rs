@@ -1,7 +1,7 @@
 //! Small tables.
 
 use crate::output;
-use comfy_table::{CellAlignment, Table, presets};
+use comfy_table::{CellAlignment, Table, TableComponent, presets};
 use std::io::IsTerminal;
 
 /// Prints a table on standard output; all columns but the first hold numbers.
@@ -20,8 +20,10 @@ pub fn text(header: &[&str], rows: Vec<Vec<String>>) -> String {
 /// The lines of a table; all columns but the first `words` hold numbers.
 fn with_words(words: usize, header: &[&str], rows: Vec<Vec<String>>) -> String {
     let mut table = Table::new();
-    table.load_style(presets::UTF8_HORIZONTAL_ONLY);
-    table.style_mut().row_separator = Default::default();
+    table.load_preset(presets::UTF8_HORIZONTAL_ONLY);
+    for between_rows in [TableComponent::HorizontalLines, TableComponent::MiddleIntersections] {
+        table.remove_style(between_rows);
+    }
     table.set_header(header);
     table.add_rows(rows);
     for column in table.column_iter_mut().skip(words) {

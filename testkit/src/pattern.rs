@@ -8,7 +8,7 @@ const SECTOR: usize = 512;
 /// # Panics
 /// If `bytes` is not a whole number of sectors.
 pub fn fill(bytes: &mut [u8], disk: u64, sector: u64, sequence: u64) {
-    assert!(bytes.len().is_multiple_of(SECTOR));
+    assert!(bytes.len() % SECTOR == 0);
     for (i, chunk) in bytes.chunks_exact_mut(SECTOR).enumerate() {
         let mut state = mix(disk, sector + i as u64, sequence);
         for word in chunk.chunks_exact_mut(8) {

@@ -122,9 +122,11 @@ impl Stalling {
     fn let_go(&mut self) {
         let mut shared = self.store.lock();
         let stalls = shared.stalls;
-        for Stalled { tag, offset, data } in
-            self.stalled.extract_if(.., |write| stalls != write.data.first().copied())
-        {
+        let stalled = std::mem::take(&mut self.stalled);
+        let (released, rest): (Vec<_>, _) =
+            stalled.into_iter().partition(|write| stalls != write.data.first().copied());
+        self.stalled = rest;
+        for Stalled { tag, offset, data } in released {
             shared.bytes[offset..offset + data.len()].copy_from_slice(&data);
             shared.stalled -= 1;
             let result = i32::try_from(data.len()).expect("a short write");

@@ -40,7 +40,7 @@ impl IoUring {
 
     #[inline]
     pub(super) fn allocate(io: &Io<'_>, fd: Fd, mode: i32) -> squeue::Entry {
-        let offset = sys::kernel_offset(io.offset).cast_unsigned();
+        let offset = sys::kernel_offset(io.offset) as u64;
         opcode::Fallocate::new(fd, io.len).offset(offset).mode(mode).build()
     }
 

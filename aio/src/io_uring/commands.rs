@@ -34,7 +34,7 @@ impl IoUring {
         }
         let file = self.files.get(asked.file);
         let flags = file.note.flags;
-        let fd = if flags.is_empty() { file.fd } else { asked.file.0.cast_signed() };
+        let fd = if flags.is_empty() { file.fd } else { asked.file.0 as i32 };
         let entry = command(asked, Fd(fd), data).flags(flags);
         let entry = entry.user_data(asked.tag | BELL | COMMAND);
         // SAFETY: the caller vouches for what the command names.

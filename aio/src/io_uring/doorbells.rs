@@ -84,6 +84,6 @@ impl Doorbells {
 
 /// The poll reports what arrives, as edges; nothing need be read.
 fn entry(bell: &Bell) -> squeue::Entry {
-    let events = u32::from(libc::POLLIN.cast_unsigned());
+    let events = u32::from(libc::POLLIN as u16);
     opcode::PollAdd::new(Fd(bell.fd), events).multi(true).build().user_data(bell.tag)
 }

@@ -212,10 +212,10 @@ pub(crate) fn set_up_for<S: squeue::EntryMarker, C: cqueue::EntryMarker>(
     register_files(&ring.submitter(), &mut features);
     if buffers == 0 {
         features.refuse(Feature::RegisteredBuffers, "no memory was named");
-    } else if features.has(Feature::RegisteredBuffers)
-        && let Err(e) = ring.submitter().register_buffers_sparse(buffers.into())
-    {
-        features.refuse(Feature::RegisteredBuffers, format!("the kernel refuses: {e}"));
+    } else if features.has(Feature::RegisteredBuffers) {
+        if let Err(e) = ring.submitter().register_buffers_sparse(buffers.into()) {
+            features.refuse(Feature::RegisteredBuffers, format!("the kernel refuses: {e}"));
+        }
     }
     let mut known = Probe::new();
     ring.submitter().register_probe(&mut known)?;

@@ -134,7 +134,7 @@ impl Engine for IoUring {
             self.counters.queued += 1;
             return Ok(());
         }
-        let fd = if flags.is_empty() { file.fd } else { io.file.0.cast_signed() };
+        let fd = if flags.is_empty() { file.fd } else { io.file.0 as i32 };
         let entry = if self.buffers.in_use() {
             self.entry_with_buffers(io, Fd(fd))
         } else {
@@ -280,7 +280,7 @@ impl IoUring {
 /// Translates an operation on `segments`; `buffer` is the registered one that they lie in, if any.
 #[inline]
 fn entry(io: &Io<'_>, fd: Fd, segments: &[Segment], buffer: Option<u16>) -> squeue::Entry {
-    let offset = sys::kernel_offset(io.offset).cast_unsigned();
+    let offset = sys::kernel_offset(io.offset) as u64;
     match io.op {
         IoOp::Read => read(fd, segments, buffer, offset),
         IoOp::Write => IoUring::write(fd, segments, buffer, offset, 0),

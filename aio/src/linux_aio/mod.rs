@@ -109,7 +109,7 @@ impl LinuxAio {
         if self.listening {
             return;
         }
-        let events = u64::from(libc::POLLIN.cast_unsigned());
+        let events = u64::from(libc::POLLIN as u16);
         let fildes = self.bells.as_raw_fd();
         let poll = Iocb { data: BELLS, opcode: POLL, fildes, buf: events, ..Iocb::default() };
         self.batch.push(poll);

@@ -162,7 +162,7 @@ impl Engine for Nvme {
                     // There is room (invariant 2). If not, all of it goes once more.
                     result = -libc::EAGAIN;
                 } else {
-                    result = flight.bytes.cast_signed();
+                    result = flight.bytes as i32;
                 }
             }
             out.done.push(Done { tag: flight.tag, result });

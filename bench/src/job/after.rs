@@ -54,9 +54,7 @@ impl<P: Backend> Job<'_, P> {
         if !self.setup.timed || self.setup.verifier.is_some() || begin_ns == u64::MAX {
             return;
         }
-        while let Some(limit) = &mut self.setup.limit
-            && limit.due() < end_ns
-        {
+        while let Some(limit) = self.setup.limit.as_mut().filter(|limit| limit.due() < end_ns) {
             let due = limit.due();
             let ask = self.setup.pattern.next();
             limit.spend(ask.len);

@@ -223,9 +223,8 @@ fn work(job: usize, shared: &Mutex<Shared>, stop: &AtomicBool) -> Result<()> {
             *done += 1;
             busy = true;
         }
-        while in_flight[job] < DEPTH
-            && let Some(buffer) = buffers.pop()
-        {
+        while in_flight[job] < DEPTH {
+            let Some(buffer) = buffers.pop() else { break };
             queue.read((job * BLOCK) as u64, buffer, job)?;
             in_flight[job] += 1;
             busy = true;

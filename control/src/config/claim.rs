@@ -91,19 +91,19 @@ impl Claim {
     /// Another file may have the name of its image by now, and is its image then. What is elsewhere keeps
     /// its name, and so does what cannot be found.
     pub fn follow(&mut self, locate: impl Fn(&Path) -> Location) {
-        if let Some((path, identity @ FileIdentity::File(..))) = &mut self.image
-            && let now @ FileIdentity::File(..) = locate(path).identity
-        {
-            *identity = now;
+        if let Some((path, identity @ FileIdentity::File(..))) = &mut self.image {
+            if let now @ FileIdentity::File(..) = locate(path).identity {
+                *identity = now;
+            }
         }
     }
 
     /// Its socket file was made just now: from now on it is known by its number, too.
     pub fn listens(&mut self, locate: impl Fn(&Path) -> Location) {
-        if let Some(place) = &mut self.place
-            && place.location.folder_found
-        {
-            place.location = locate(&place.location.real);
+        if let Some(place) = &mut self.place {
+            if place.location.folder_found {
+                place.location = locate(&place.location.real);
+            }
         }
     }
 
@@ -159,34 +159,33 @@ impl Claim {
         // One that is served already has no place in what is read now.
         let served = earlier.origin.is_empty();
         let here = if self.origin.is_empty() { String::new() } else { self.origin.clone() + ": " };
-        if let Some(place) = &self.place
-            && self.is_same_place(earlier)
-        {
-            let whose = match &earlier.image {
-                Some((image, _)) if served => {
-                    format!("{}, which is served already", image.display())
-                }
-                None if served => "a disk that is served already".to_owned(),
-                _ => format!("the disk at {}", earlier.origin),
-            };
-            return Err(format!(
-                "{here}socket {} is taken by {whose}. Give each disk its own",
-                place.shown.display()
-            ));
+        if let Some(place) = &self.place {
+            if self.is_same_place(earlier) {
+                let whose = match &earlier.image {
+                    Some((image, _)) if served => {
+                        format!("{}, which is served already", image.display())
+                    }
+                    None if served => "a disk that is served already".to_owned(),
+                    _ => format!("the disk at {}", earlier.origin),
+                };
+                return Err(format!(
+                    "{here}socket {} is taken by {whose}. Give each disk its own",
+                    place.shown.display()
+                ));
+            }
         }
-        if let Some((path, _)) = &self.image
-            && self.is_same_image(earlier)
-            && !(self.read_only && earlier.read_only)
-        {
-            let whose = match &earlier.place {
-                Some(place) if served => format!("already, at {}", place.shown.display()),
-                None if served => "already".to_owned(),
-                _ => format!("by the disk at {} as well", earlier.origin),
-            };
-            return Err(format!(
-                "{here}image {} is served {whose}. Serve it once, or read-only from both",
-                path.display()
-            ));
+        if let Some((path, _)) = &self.image {
+            if self.is_same_image(earlier) && !(self.read_only && earlier.read_only) {
+                let whose = match &earlier.place {
+                    Some(place) if served => format!("already, at {}", place.shown.display()),
+                    None if served => "already".to_owned(),
+                    _ => format!("by the disk at {} as well", earlier.origin),
+                };
+                return Err(format!(
+                    "{here}image {} is served {whose}. Serve it once, or read-only from both",
+                    path.display()
+                ));
+            }
         }
         Ok(())
     }

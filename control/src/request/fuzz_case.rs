@@ -78,7 +78,9 @@ struct Choices<'a>(&'a [u8]);
 
 impl Choices<'_> {
     fn byte(&mut self) -> u8 {
-        self.0.split_off_first().copied().unwrap_or(0)
+        let Some((&first, rest)) = self.0.split_first() else { return 0 };
+        self.0 = rest;
+        first
     }
 
     fn pick<'b>(&mut self, words: &[&'b str]) -> &'b str {

@@ -6,7 +6,6 @@ mod lookup;
 use super::iotlb::{Access, Iotlb, Miss};
 use super::map::GuestMap;
 use crate::request::{Segment, Segments};
-use std::hint::cold_path;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
@@ -80,10 +79,7 @@ impl Translator {
     pub fn one_for(&mut self, guest: u64, len: u32, access: Access) -> Option<NonNull<u8>> {
         match self.single.find(guest, len) {
             Some(at) => Some(at),
-            None => {
-                cold_path();
-                self.single_elsewhere(guest, len, access)
-            }
+            None => self.single_elsewhere(guest, len, access),
         }
     }
 

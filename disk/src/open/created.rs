@@ -46,7 +46,7 @@ impl Created {
                 false => OpenError::Missing(path.into()),
             });
         };
-        if bytes == 0 || !bytes.is_multiple_of(SECTOR_BYTES) {
+        if bytes == 0 || bytes % SECTOR_BYTES != 0 {
             return Err(OpenError::Size { name: path.display().to_string(), bytes });
         }
         if i64::try_from(bytes).is_err() {
@@ -75,11 +75,11 @@ impl Created {
 
 impl Drop for Created {
     fn drop(&mut self) {
-        if let Some((path, made)) = &self.0
-            && path.symlink_metadata().is_ok_and(|meta| (meta.dev(), meta.ino()) == *made)
-        {
-            // Best effort: the error that brought us here is the one worth telling.
-            let _ = std::fs::remove_file(path);
+        if let Some((path, made)) = &self.0 {
+            if path.symlink_metadata().is_ok_and(|meta| (meta.dev(), meta.ino()) == *made) {
+                // Best effort: the error that brought us here is the one worth telling.
+                let _ = std::fs::remove_file(path);
+            }
         }
     }
 }

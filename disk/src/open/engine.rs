@@ -15,15 +15,14 @@ pub(super) fn check_block_size(size: u32) -> Result<(), OpenError> {
 /// Refuses an engine that cannot work whatever the disk is.
 pub(super) fn check_engine(options: &OpenOptions) -> Result<(), OpenError> {
     let Some(engine) = options.engine else { return Ok(()) };
+    let cache = options.cache.filter(|&mode| mode != CacheMode::None && engine.needs_direct());
     let why = if engine == EngineKind::Null {
         "it would lose every write; it serves null:SIZE only".into()
     } else if engine == EngineKind::Nvme {
         "it serves the generic character devices of NVMe namespaces only: name one, such as \
          /dev/ng0n1 for the namespace whose block device is /dev/nvme0n1"
             .into()
-    } else if let Some(cache) = options.cache.filter(|&mode| mode != CacheMode::None)
-        && engine.needs_direct()
-    {
+    } else if let Some(cache) = cache {
         format!(
             "it needs O_DIRECT (--cache none), not --cache {cache}: without it the kernel carries \
              each request out while it is submitted"

@@ -1,6 +1,6 @@
 //! Who keeps us from an image, as far as can be seen from here.
 
-use super::image_lock::{LockError, is_marked};
+use super::image_lock::{LockError, drop_flock, is_marked, try_flock};
 use super::mount;
 use std::fs::File;
 use std::path::Path;
@@ -55,7 +55,7 @@ impl Holder {
         let Ok(file) = File::open(path) else { return Self::Host };
         match Self::of_lock(&file) {
             // A mount has the device, but no lock on it.
-            Self::Unseen if file.try_lock_shared().is_ok() => Self::Host,
+            Self::Unseen if try_flock(&file, true).is_ok() => Self::Host,
             holder => holder,
         }
     }
@@ -81,7 +81,7 @@ impl Holder {
 /// dead ones whose last writes have not landed.
 fn is_foreign(file: &File, byte: i64) -> bool {
     // A table would do, but does not show what other containers hold.
-    let free = file.try_lock().is_ok_and(|()| file.unlock().is_ok());
+    let free = try_flock(file, false).is_ok() && drop_flock(file).is_ok();
     // Still there: so whoever it is did not let go of both meanwhile.
     free && is_marked(file, byte).unwrap_or(false)
 }

@@ -7,7 +7,9 @@
 //! is done as a disk of a QEMU machine would: nobody else may write or resize what is served, and
 //! who reads may.
 
-use std::fs::{File, TryLockError};
+use rustix::fs::FlockOperation;
+use rustix::io::Errno;
+use std::fs::File;
 use std::io;
 use std::os::fd::AsRawFd;
 
@@ -49,11 +51,7 @@ pub fn lock_image(file: &File, read_only: bool) -> Result<(), LockError> {
     if let Some(byte) = marked_by_others(file, read_only)? {
         return Err(LockError::Marked(byte));
     }
-    let locked = if read_only { file.try_lock_shared() } else { file.try_lock() };
-    locked.map_err(|error| match error {
-        TryLockError::WouldBlock => LockError::Locked,
-        TryLockError::Error(error) => LockError::Host(error),
-    })?;
+    try_flock(file, read_only)?;
     // First one's own marks, then a look at those of others: of two that come at once none misses
     // the other.
     let marked = mark(file, read_only).and_then(|()| {
@@ -66,7 +64,24 @@ pub fn lock_image(file: &File, read_only: bool) -> Result<(), LockError> {
 pub fn unlock_image(file: &File) {
     // Without a lock there is nothing to let go. QEMU's bytes first: who has `flock` marks them.
     let _ = set(file, libc::F_UNLCK, USED, 2 * (BARRED - USED));
-    let _ = file.unlock();
+    let _ = drop_flock(file);
+}
+
+/// `flock` alone, which programs of QEMU do not look at. Waits for nobody.
+pub(super) fn try_flock(file: &File, shared: bool) -> Result<(), LockError> {
+    let operation = match shared {
+        true => FlockOperation::NonBlockingLockShared,
+        false => FlockOperation::NonBlockingLockExclusive,
+    };
+    rustix::fs::flock(file, operation).map_err(|error| match error {
+        Errno::WOULDBLOCK => LockError::Locked,
+        error => LockError::Host(error.into()),
+    })
+}
+
+/// Gives up `flock` alone.
+pub(crate) fn drop_flock(file: &File) -> io::Result<()> {
+    Ok(rustix::fs::flock(file, FlockOperation::Unlock)?)
 }
 
 /// A file that was locked for writing is only read from now on, beside other readers.
@@ -75,10 +90,7 @@ pub(crate) fn share_lock(file: &File) -> Result<(), LockError> {
     for byte in [USED + WRITE, USED + RESIZE, BARRED + READ] {
         let _ = set(file, libc::F_UNLCK, byte, 1);
     }
-    file.try_lock_shared().map_err(|error| match error {
-        TryLockError::WouldBlock => LockError::Locked,
-        TryLockError::Error(error) => LockError::Host(error),
-    })
+    try_flock(file, true)
 }
 
 /// A file that was locked for reading, beside other readers, is ours alone from now on, until its lock is

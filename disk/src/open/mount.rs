@@ -323,7 +323,7 @@ mod tests {
         let file = File::create(&path).unwrap();
         std::fs::remove_file(&path).unwrap();
         assert!(Locks::on(&file).pid.is_none());
-        file.try_lock().unwrap();
+        crate::open::image_lock::try_flock(&file, false).unwrap();
         let holder = Locks::on(&file).pid.unwrap();
         assert_eq!(holder, std::process::id());
         assert!(process(holder).starts_with(&format!("process {holder} (")));

@@ -95,7 +95,7 @@ fn check(options: &OpenOptions) -> Result<(), &'static str> {
 /// The block size that guests are shown.
 fn logical_block(facts: &Negotiated, options: &OpenOptions) -> Result<u32, String> {
     let logical = options.block_size.unwrap_or(if facts.min_block > 512 { 4096 } else { 512 });
-    if facts.bytes.is_multiple_of(logical.into()) {
+    if facts.bytes % u64::from(logical) == 0 {
         return Ok(logical);
     }
     let bytes = facts.bytes;

@@ -239,7 +239,7 @@ fn disk(
     let block_bytes = 1u32 << facts.block_shift;
     let small = |bytes: u64| u32::try_from(bytes).unwrap_or(0);
     let logical_block = options.block_size.unwrap_or(block_bytes);
-    if !bytes.is_multiple_of(u64::from(logical_block)) {
+    if bytes % u64::from(logical_block) != 0 {
         let unit = logical_block;
         return Err(OpenError::NotWhole { path: path.into(), bytes, unit });
     }

@@ -75,11 +75,11 @@ pub(super) fn direct_alignment(file: &File, kind: FileKind) -> (Origin, Result<A
     if let Some(alignment) = statx_alignment(file) {
         return (Origin::Statx, alignment);
     }
-    if kind == FileKind::BlockDevice
-        && let Ok(block) = block_ioctl::<u32>(file, BLKSSZGET)
-    {
-        let alignment = Alignment { memory: block.max(512), offset: block.max(512) };
-        return (Origin::Device, Ok(alignment));
+    if kind == FileKind::BlockDevice {
+        if let Ok(block) = block_ioctl::<u32>(file, BLKSSZGET) {
+            let alignment = Alignment { memory: block.max(512), offset: block.max(512) };
+            return (Origin::Device, Ok(alignment));
+        }
     }
     (Origin::Trial, try_alignments(file))
 }

@@ -99,13 +99,12 @@ fn engine_of(
     options: &OpenOptions,
 ) -> Result<(EngineKind, String), OpenError> {
     let direct = options.cache == Some(CacheMode::None);
-    if let Some(engine) = options.engine.filter(|engine| engine.needs_direct())
-        && direct
-        && qcow2.cache_base
-    {
-        let why = "with --cache-base what the image is based on is read through the page cache, where the kernel \
-                   carries each request out while it is submitted";
-        return Err(OpenError::Engine { engine, why: why.into() });
+    if let Some(engine) = options.engine.filter(|engine| engine.needs_direct()) {
+        if direct && qcow2.cache_base {
+            let why = "with --cache-base what the image is based on is read through the page cache, where the kernel \
+                       carries each request out while it is submitted";
+            return Err(OpenError::Engine { engine, why: why.into() });
+        }
     }
     choose_engine(path, options, direct && !qcow2.cache_base)
 }
@@ -129,7 +128,7 @@ fn shape_of(path: &Path, top: Option<&Layer>, options: &OpenOptions) -> Result<S
 fn check_whole(path: &Path, bytes: u64, unit: u32) -> Result<(), OpenError> {
     match bytes {
         0 => Err(OpenError::Empty(path.into())),
-        _ if bytes.is_multiple_of(u64::from(unit)) => Ok(()),
+        _ if bytes % u64::from(unit) == 0 => Ok(()),
         _ => Err(OpenError::NotWhole { path: path.into(), bytes, unit }),
     }
 }

@@ -56,7 +56,7 @@ impl ClusterDisk {
         let image = configured.open(options.read_only, options.lock_wait).map_err(refused)?;
         let bytes = image.bytes().map_err(refused)?;
         let logical_block = options.block_size.unwrap_or(512);
-        if bytes == 0 || !bytes.is_multiple_of(logical_block.into()) {
+        if bytes == 0 || bytes % u64::from(logical_block) != 0 {
             let why = format!(
                 "it has {bytes} bytes, which is no whole number of blocks of {logical_block}"
             );

@@ -4,6 +4,7 @@ mod formats;
 mod host;
 mod locks;
 
+use super::image_lock::try_flock;
 use super::{Created, ForeignFormat, OpenError, OpenOptions, Source, open};
 use crate::choices::{CacheMode, EngineKind};
 use crate::disk::Disk;
@@ -61,13 +62,13 @@ fn opens(options: &OpenOptions) -> Disk {
 fn fails(options: &OpenOptions, words: &[&str]) -> OpenError {
     let error = open(options).expect_err("it must not open");
     let message = error.to_string();
-    if let Source::Path(path) = &options.source
-        && !matches!(
+    if let Source::Path(path) = &options.source {
+        if !matches!(
             error,
             OpenError::Serial(_) | OpenError::BlockSize { .. } | OpenError::Engine { .. }
-        )
-    {
-        assert!(message.contains(&*path.to_string_lossy()), "{message:?} does not say where");
+        ) {
+            assert!(message.contains(&*path.to_string_lossy()), "{message:?} does not say where");
+        }
     }
     for word in words {
         assert!(message.contains(word), "{message:?} does not say {word:?}");
@@ -320,7 +321,7 @@ fn a_new_file_is_not_removed_under_another_owner() {
                         break file;
                     }
                 };
-                file.try_lock().is_ok().then_some(file)
+                try_flock(&file, false).is_ok().then_some(file)
             });
             spinning.wait();
             let opened = open(&wanted);

@@ -18,7 +18,7 @@ pub(super) fn open(
     options: &OpenOptions,
 ) -> Result<Disk, OpenError> {
     let name = name.to_owned();
-    if bytes == 0 || !bytes.is_multiple_of(SECTOR_BYTES) {
+    if bytes == 0 || bytes % SECTOR_BYTES != 0 {
         return Err(OpenError::Size { name, bytes });
     }
     if let Some(asked) = options.engine.filter(|asked| asked.name() != engine.name()) {

@@ -48,10 +48,10 @@ pub fn reopen_for_writing(
     base: Option<&Path>,
 ) -> Result<File, NotWritable> {
     let here = file.metadata()?;
-    if let Some(base) = base
-        && leads_to(base, &here)?
-    {
-        return Err(NotWritable::Base(base.into()));
+    if let Some(base) = base {
+        if leads_to(base, &here)? {
+            return Err(NotWritable::Base(base.into()));
+        }
     }
     if let Some(name) = name {
         match leads_to(name, &here) {

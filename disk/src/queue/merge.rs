@@ -117,13 +117,13 @@ impl<C, E: Engine> DiskOwner<'_, C, E> {
             slot.stage = Stage::Whole;
             return false;
         }
-        if let Ok(errno) = i32::try_from(-i64::from(result))
-            && was_sync(self.dispatch.issuer.disk.cache, slow.op, errno)
-        {
-            let offset = slow.range.offset();
-            let disk = &self.dispatch.issuer.disk;
-            disk.flush_has_failed();
-            disk.incidents.failed(Op::Write, Some(errno), offset);
+        if let Ok(errno) = i32::try_from(-i64::from(result)) {
+            if was_sync(self.dispatch.issuer.disk.cache, slow.op, errno) {
+                let offset = slow.range.offset();
+                let disk = &self.dispatch.issuer.disk;
+                disk.flush_has_failed();
+                disk.incidents.failed(Op::Write, Some(errno), offset);
+            }
         }
         // What has moved has moved from the beginning on.
         scheduler.end_run(self, run, u64::try_from(result).unwrap_or(0));

@@ -178,7 +178,8 @@ fn b32_a_cluster_that_was_cut_off_is_written_once_the_file_reaches_it() {
     for cut in [CLUSTER, CLUSTER / 2, 2 * CLUSTER] {
         let image = image(4);
         let words = image.bytes(image.l2, 32);
-        let words = words.as_chunks::<8>().0.iter().map(|word| u64::from_be_bytes(*word) & OFFSET);
+        let words =
+            words.chunks_exact(8).map(|word| u64::from_be_bytes(word.try_into().unwrap()) & OFFSET);
         image.file.set_len(words.max().unwrap() + CLUSTER - cut).unwrap();
         if cut >= CLUSTER {
             let error = open(&image.path).err().expect("it is refused").to_string();

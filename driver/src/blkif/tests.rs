@@ -267,9 +267,8 @@ fn nobody_sleeps_for_ever() {
         let (mut sent, mut back, total) = (0, 0, 5000);
         let mut buffers: Vec<_> = (0..20).map(|_| pool.alloc(4096).unwrap()).collect();
         while back < total {
-            while sent < total
-                && let Some(buffer) = buffers.pop()
-            {
+            while sent < total {
+                let Some(buffer) = buffers.pop() else { break };
                 queue.write((sent % 100 * 4096) as u64, buffer, sent).unwrap();
                 sent += 1;
             }

@@ -118,11 +118,10 @@ impl Rig {
             self.device.push(head, 1);
             count += 1;
         }
-        if count > 0
-            && self.device.publish()
-            && let Some(link) = link
-        {
-            link.call.write(1).unwrap();
+        if count > 0 && self.device.publish() {
+            if let Some(link) = link {
+                link.call.write(1).unwrap();
+            }
         }
         count
     }

@@ -125,7 +125,7 @@ fn transfer(sheet: &mut Sheet, queue: &mut Queue, head: &[usize], cuts: &[usize]
     let readable = sheet.pieces(sheet.header, head);
     let mut writable = sheet.pieces(sheet.data, cuts);
     // The status byte lies behind the data: in a descriptor of its own, or in the last one.
-    if sequence.is_multiple_of(2) {
+    if sequence % 2 == 0 {
         writable.extend(status);
     } else {
         writable.last_mut().expect("a piece").len += 1;

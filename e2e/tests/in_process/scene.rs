@@ -40,11 +40,11 @@ pub(crate) fn works(engine: EngineKind, cache: CacheMode) -> bool {
             _ => Ok(()),
         }
     });
-    if cache == CacheMode::None
-        && let Err(why) = direct
-    {
-        skip(Need::Direct, why);
-        return false;
+    if cache == CacheMode::None {
+        if let Err(why) = direct {
+            skip(Need::Direct, why);
+            return false;
+        }
     }
     if engine.needs_direct() && cache != CacheMode::None {
         return false;

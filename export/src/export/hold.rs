@@ -71,15 +71,15 @@ impl<Q: QueueLifecycle> Export<Q> {
     pub(super) fn tell_of_left(&self) {
         let left = self.disk.held_and_left();
         let count = left - self.left_reported.swap(left, SeqCst);
-        if count > 0
-            && let Some(pass) = self.limits().left.pass()
-        {
-            info!(
-                disk = self.disk.name(),
-                requests = count,
-                suppressed = pass.suppressed,
-                "held requests stay unanswered: whoever serves this guest next carries them out"
-            );
+        if count > 0 {
+            if let Some(pass) = self.limits().left.pass() {
+                info!(
+                    disk = self.disk.name(),
+                    requests = count,
+                    suppressed = pass.suppressed,
+                    "held requests stay unanswered: whoever serves this guest next carries them out"
+                );
+            }
         }
     }
 }

@@ -119,16 +119,17 @@ impl<Q: QueueLifecycle> Export<Q> {
             }
             Ok(()) => {
                 let waited = wait.take().filter(|wait| wait.logged);
-                if let Some(wait) = waited
-                    && let Some(pass) = self.limits.locked.pass()
-                {
-                    let (disk, seconds) = (self.disk.name(), wait.begun.elapsed().as_secs_f32());
-                    info!(
-                        disk,
-                        seconds,
-                        suppressed = pass.suppressed,
-                        "the image's lock is ours: its guest goes on"
-                    );
+                if let Some(wait) = waited {
+                    if let Some(pass) = self.limits.locked.pass() {
+                        let (disk, seconds) =
+                            (self.disk.name(), wait.begun.elapsed().as_secs_f32());
+                        info!(
+                            disk,
+                            seconds,
+                            suppressed = pass.suppressed,
+                            "the image's lock is ours: its guest goes on"
+                        );
+                    }
                 }
                 true
             }
@@ -264,15 +265,15 @@ fn release(disk: &Disk, state: &Mutex<LockState>, changing: &Mutex<()>, pass: Op
     let _alone = lock(changing);
     // Its tables are in memory, and somebody else is about to change them.
     let synced = synced.and_then(|()| disk.forget_image());
-    if let Err(error) = &synced
-        && let Some(pass) = pass
-    {
-        error!(
-            disk = name,
-            suppressed = pass.suppressed,
-            "the guest has left, but what it wrote cannot be made durable: {error}. The image stays \
-             locked, so that nobody goes on without it; end this daemon to let others have it as it is"
-        );
+    if let Err(error) = &synced {
+        if let Some(pass) = pass {
+            error!(
+                disk = name,
+                suppressed = pass.suppressed,
+                "the guest has left, but what it wrote cannot be made durable: {error}. The image stays \
+                 locked, so that nobody goes on without it; end this daemon to let others have it as it is"
+            );
+        }
     }
     let mut state = lock(state);
     if state.synced(synced.is_ok()) {

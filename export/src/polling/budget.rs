@@ -42,7 +42,7 @@ impl Budget {
     /// what is there, so that there would never be enough for a whole one, which may be free.
     #[inline]
     pub(super) fn room(&mut self, now: u64, wanted: u64) -> u64 {
-        if self.left >= wanted.cast_signed() && self.halvings == 0 {
+        if self.left >= wanted as i64 && self.halvings == 0 {
             wanted
         } else {
             self.room_counted(now, wanted)
@@ -55,10 +55,10 @@ impl Budget {
         self.counted = now;
         let share = |ns: u64| (ns * self.percent / 100) >> self.halvings;
         let most = share(SAVED_NS);
-        self.left = (self.left + share(passed).cast_signed()).min(most.cast_signed());
+        self.left = (self.left + share(passed) as i64).min(most as i64);
         self.recover(now);
         let wanted = wanted.min(most);
-        if self.left >= wanted.cast_signed() { wanted } else { 0 }
+        if self.left >= wanted as i64 { wanted } else { 0 }
     }
 
     /// Gives back what was taken by [`Budget::halve`], in time.

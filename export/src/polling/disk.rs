@@ -124,7 +124,7 @@ impl Class {
             return Plan::default();
         };
         // A tenth of what waking up costs all of them.
-        let mut most = (u64::from(self.total) * cost.latency / 10).cast_signed();
+        let mut most = (u64::from(self.total) * cost.latency / 10) as i64;
         let mut plan = Plan::default();
         for from in first..=last {
             let awake_from = begin_of(from);
@@ -147,8 +147,8 @@ impl Class {
                 spun += count * (middle_of(until) - awake_from);
                 let saved = if naps { 0 } else { won * cost.cpu };
                 let in_vain = later * (long + if naps { cost.cpu } else { 0 });
-                let gain = (LATENCY_WORTH * won * cost.latency + saved).cast_signed()
-                    - (spun + in_vain).cast_signed();
+                let gain =
+                    (LATENCY_WORTH * won * cost.latency + saved) as i64 - (spun + in_vain) as i64;
                 if gain > most {
                     most = gain;
                     plan = Plan { awake_from, spin_until: awake_from + long };

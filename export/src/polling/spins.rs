@@ -24,7 +24,7 @@ impl Spins {
     #[inline]
     pub(crate) fn spun(&mut self, turn: u64) {
         self.count += 1;
-        if self.timer.is_some() || self.count.is_multiple_of(TIMED_EVERY) {
+        if self.timer.is_some() || self.count % TIMED_EVERY == 0 {
             self.time(turn);
         }
     }

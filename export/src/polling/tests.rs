@@ -210,7 +210,7 @@ fn no_trace_makes_it_spin_more_than_its_budget() {
     type Trace = (&'static str, fn(u64) -> (usize, u64));
     let traces: [Trace; 7] = [
         ("steady", |_| (1, 60_000)),
-        ("two kinds", |n| (1, if noise(n).is_multiple_of(4) { 4 * MS } else { 8_000 })),
+        ("two kinds", |n| (1, if noise(n) % 4 == 0 { 4 * MS } else { 8_000 })),
         ("kinds that take turns", |n| (1, if n / 300 % 2 == 0 { 45_000 } else { 200_000 })),
         ("bursts", |n| (0, if n % 50 == 0 { 100 * MS } else { 12_000 })),
         ("noise", |n| (usize::try_from(n % 9).unwrap(), 500 + noise(n) % 100_000)),
@@ -239,7 +239,7 @@ fn a_disk_that_knows_the_plan_costs_the_budget_at_most() {
         let mut bed = Bed::adaptive(50, percent);
         for n in 0..20_000 {
             let Plan { awake_from, spin_until } = bed.idle.disk.plan(0);
-            let before = noise(n).is_multiple_of(3) && awake_from > 1_000;
+            let before = noise(n) % 3 == 0 && awake_from > 1_000;
             bed.wait(1, if before { awake_from - 500 } else { spin_until.max(30_000) + 500 });
         }
         bed.assert_within_budget(percent.into(), "a hostile disk");

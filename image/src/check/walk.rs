@@ -111,7 +111,7 @@ impl<R: ReadAt + ?Sized> Walk<'_, R> {
     }
 
     fn aligned(&self, at: u64) -> bool {
-        at.is_multiple_of(self.header.cluster_bytes())
+        at % self.header.cluster_bytes() == 0
     }
 
     /// The refcount table and its blocks.

@@ -4,6 +4,7 @@
 
 use super::refcounts::Counts;
 use crate::header::Header;
+use crate::layout;
 use crate::read_at::ReadAt;
 use std::io;
 
@@ -69,7 +70,7 @@ impl Window {
         for_each_block(source, header, |block, entry| {
             let first = block * self.per_block();
             let at = entry & REFCOUNT_OFFSET;
-            let usable = at != 0 && at.is_multiple_of(1 << self.cluster_bits) && at < file_end;
+            let usable = at != 0 && at % (1 << self.cluster_bits) == 0 && at < file_end;
             if !usable || first >= end || first + self.per_block() <= self.start {
                 return Ok(());
             }
@@ -174,8 +175,8 @@ pub(super) fn for_each_word<R: ReadAt + ?Sized>(
         let words = (count - done).min(chunk.len() as u64 / 8);
         let len = usize::try_from(words * 8).unwrap_or(CHUNK);
         source.read_padded(&mut chunk[..len], at.saturating_add(done * 8))?;
-        for (word, number) in chunk[..len].as_chunks::<8>().0.iter().zip(done..) {
-            each(number, u64::from_be_bytes(*word))?;
+        for (word, number) in layout::words(&chunk[..len]).zip(done..) {
+            each(number, word)?;
         }
         done += words;
     }

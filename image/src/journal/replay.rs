@@ -71,10 +71,10 @@ fn put(file: &BlockFile, bytes: u64, shape: Shape, journal: &Journal) -> io::Res
     let words: BTreeMap<u64, u64> = entries.iter().copied().collect();
     let (last, loose) = (journal.last_written(), journal.loose());
     let mut tables = Tables::open(file.clone(), shape)?;
-    if let Some(last) = last
-        && !has_last_written(&mut tables, last, &entries)?
-    {
-        return Ok(Replayed::Lost);
+    if let Some(last) = last {
+        if !has_last_written(&mut tables, last, &entries)? {
+            return Ok(Replayed::Lost);
+        }
     }
     if words.is_empty() && loose.is_empty() {
         return Ok(Replayed::Nothing);
@@ -182,8 +182,7 @@ fn judge(tables: &Tables, file_bytes: u64, cluster: u64, word: u64) -> Option<Op
     if cluster >= shape.size.div_ceil(shape.cluster()) {
         return None;
     }
-    let within =
-        |offset: u64| offset != 0 && offset.is_multiple_of(shape.cluster()) && offset < file_bytes;
+    let within = |offset: u64| offset != 0 && offset % shape.cluster() == 0 && offset < file_bytes;
     let l1 = tables.l1(shape.split(cluster).0);
     if l1 & COPIED == 0 || !within(l1 & OFFSET) {
         return None;

@@ -261,7 +261,7 @@ fn behind(tables: &Tables) -> io::Result<Vec<(usize, u64)>> {
 fn judge(map: &mut Map, old: u64, size: u64) -> io::Result<()> {
     let refuse = |text: String| Err(io::Error::new(io::ErrorKind::Unsupported, text));
     let shape = map.layers.top().shape;
-    if size < old || !size.is_multiple_of(512) || size > i64::MAX.unsigned_abs() {
+    if size < old || size % 512 != 0 || size > i64::MAX.unsigned_abs() {
         return refuse(format!("{size} bytes are no size that it can grow to"));
     }
     let l1_bytes = l1_entries(size, shape.cluster_bits).saturating_mul(8);

@@ -112,7 +112,7 @@ impl Writer {
 fn judge(map: &mut Map, size: u64) -> io::Result<()> {
     let refuse = |text: String| Err(io::Error::new(io::ErrorKind::Unsupported, text));
     let shape = map.layers.top().shape;
-    if size == 0 || size >= shape.size || !size.is_multiple_of(512) {
+    if size == 0 || size >= shape.size || size % 512 != 0 {
         return refuse(format!("{size} bytes are no size that it can shrink to"));
     }
     if map.layers.has_data_file() {

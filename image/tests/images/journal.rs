@@ -180,7 +180,7 @@ fn c38_an_entry_that_cannot_be_is_dropped() {
         let words = File::options().read(true).write(true).open(&at).unwrap();
         let mut right = [0; 32];
         words.read_exact_at(&mut right, 4096).unwrap();
-        let entry = |nth: usize| right.as_chunks::<8>().0[nth];
+        let entry = |nth: usize| -> [u8; 8] { right[nth * 8..][..8].try_into().unwrap() };
         assert_eq!([entry(0), entry(2)], [1_u64, 2].map(u64::to_ne_bytes));
         let hosts = [entry(1), entry(3)].map(|word| u64::from_ne_bytes(word) & !COPIED);
         assert_eq!(hosts, [6 * CLUSTER, 7 * CLUSTER]);
@@ -469,11 +469,7 @@ fn c47_what_a_table_names_is_not_given_back() {
     let place = 4096 + 4096 * 16;
     let mut there = [0; 4096 * 16];
     list.read_exact_at(&mut there, place).unwrap();
-    let words = there
-        .as_chunks::<16>()
-        .0
-        .iter()
-        .map(|slot| u64::from_ne_bytes(*slot.first_chunk().unwrap()));
+    let words = there.chunks_exact(16).map(|slot| u64::from_ne_bytes(*slot.first_chunk().unwrap()));
     let mut named: Vec<u64> = words.filter(|cluster| *cluster != 0).collect();
     named.sort_unstable();
     assert_eq!(named, [8, 9, 10, 11]);

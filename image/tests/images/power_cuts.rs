@@ -422,7 +422,7 @@ fn campaign(rng: &mut Rng, cuts: u64, lie: Lie, tally: &mut Tally) -> Result<(),
             let judged = history.judge(&mut rng, count, lie, tally);
             judged.map_err(|wrong| format!("history {seed}, cut behind event {count}: {wrong}"))?;
         }
-        if tally.histories.is_multiple_of(100) {
+        if tally.histories % 100 == 0 {
             println!("{tally:?}");
         }
     }

@@ -252,7 +252,7 @@ fn is_full(fd: i32, at: i64) -> bool {
         return false;
     }
     let key = (stat.st_dev, stat.st_ino);
-    full.iter().any(|full| full.0 == key && full.1.contains(&at.cast_unsigned()))
+    full.iter().any(|full| full.0 == key && full.1.contains(&(at as u64)))
 }
 
 /// Files whose next write of the image's thread waits, and whether one does.
@@ -375,15 +375,16 @@ fn noted(fd: i32, call: impl FnOnce() -> i64, event: impl FnOnce(u64) -> Event) 
     // SAFETY: as above.
     let known = unsafe { libc::fstat(fd, &raw mut stat) } == 0;
     let result = call();
-    if known
-        && let Ok(done) = u64::try_from(result)
-        && let Some((recording, nth)) = all.iter_mut().find_map(|recording| {
-            let its = |key: &Key| *key == (stat.st_dev, stat.st_ino);
-            let nth = recording.files.iter().position(its)?;
-            Some((recording, nth))
-        })
-    {
-        recording.events.push((nth, event(done)));
+    if known {
+        if let Ok(done) = u64::try_from(result) {
+            if let Some((recording, nth)) = all.iter_mut().find_map(|recording| {
+                let its = |key: &Key| *key == (stat.st_dev, stat.st_ino);
+                let nth = recording.files.iter().position(its)?;
+                Some((recording, nth))
+            }) {
+                recording.events.push((nth, event(done)));
+            }
+        }
     }
     result
 }
@@ -465,8 +466,7 @@ unsafe extern "C" fn pwritev2(
     // SAFETY: passed on to the caller. The offset has two words, the second of them its high half.
     let call = || unsafe { libc::syscall(libc::SYS_pwritev2, fd, iov, count, at, 0, flags) };
     // SAFETY: the kernel has read as much.
-    let event =
-        |done| unsafe { Event::Write { at: at.cast_unsigned(), bytes: written(iov, count, done) } };
+    let event = |done| unsafe { Event::Write { at: at as u64, bytes: written(iov, count, done) } };
     noted(fd, call, event) as isize
 }
 
@@ -481,9 +481,8 @@ unsafe extern "C" fn pwrite64(fd: i32, from: *const libc::c_void, len: usize, at
     let call = || unsafe { libc::syscall(libc::SYS_pwrite64, fd, from, len, at) };
     let iov = libc::iovec { iov_base: from.cast_mut(), iov_len: len };
     // SAFETY: the kernel has read as much.
-    let event = |done| unsafe {
-        Event::Write { at: at.cast_unsigned(), bytes: written(&raw const iov, 1, done) }
-    };
+    let event =
+        |done| unsafe { Event::Write { at: at as u64, bytes: written(&raw const iov, 1, done) } };
     noted(fd, call, event) as isize
 }
 
@@ -496,7 +495,7 @@ unsafe extern "C" fn fallocate(fd: i32, mode: i32, at: i64, len: i64) -> i32 {
     }
     // SAFETY: no memory is involved.
     let call = || unsafe { libc::syscall(libc::SYS_fallocate, fd, mode, at, len) };
-    let event = |_| Event::Punch { at: at.cast_unsigned(), len: len.cast_unsigned() };
+    let event = |_| Event::Punch { at: at as u64, len: len as u64 };
     noted(fd, call, event) as i32
 }
 
@@ -509,7 +508,7 @@ unsafe extern "C" fn ftruncate64(fd: i32, len: i64) -> i32 {
     }
     // SAFETY: no memory is involved.
     let call = || unsafe { libc::syscall(libc::SYS_ftruncate, fd, len) };
-    noted(fd, call, |_| Event::Size(len.cast_unsigned())) as i32
+    noted(fd, call, |_| Event::Size(len as u64)) as i32
 }
 
 /// # Safety

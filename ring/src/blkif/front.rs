@@ -11,7 +11,8 @@ use super::asked::Command;
 use super::layout::{
     DIRECT_SEGMENTS_MAX, DISCARD_SECURE, INDIRECT_PAGES_MAX, LayoutError, OP_DISCARD,
     OP_FLUSH_DISKCACHE, OP_INDIRECT, OP_READ, OP_WRITE, OP_WRITE_BARRIER, PAGE_BYTES,
-    RSP_EOPNOTSUPP, RSP_OKAY, RingAt, RingMemory, RingSlot, SEGMENTS_PER_PAGE, event_reached,
+    RSP_EOPNOTSUPP, RSP_OKAY, RingAt, RingMemory, RingSlot, SEGMENTS_PER_PAGE, SLOT_WORDS,
+    event_reached,
 };
 use super::piece::GrantPiece;
 use crate::shared::fence;
@@ -196,7 +197,7 @@ impl Front {
     #[inline]
     fn slot(&self, ask: Ask<'_>) -> Result<(RingSlot, usize, u8), NoRoom> {
         let abi = self.ring.abi();
-        let mut slot = RingSlot([0; _]);
+        let mut slot = RingSlot([0; SLOT_WORDS]);
         slot.set_long(abi.sector_at(), ask.sector);
         let operation = match ask.command {
             Command::Read => OP_READ,

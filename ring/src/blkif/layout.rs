@@ -38,7 +38,7 @@ const HEADER_BYTES: usize = 64;
 /// Slots of a ring of one page, in both ABIs: as many as fit, rounded down to a power of two.
 const SLOTS_PER_PAGE: u32 = 32;
 /// 32-bit words of the longest slot.
-const SLOT_WORDS: usize = 28;
+pub(super) const SLOT_WORDS: usize = 28;
 
 /// The layout of a slot: the key `protocol` of a front-end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -198,7 +198,7 @@ impl RingMemory {
     /// `at` names mapped memory, for as long as the returned value or a copy of it is in use.
     pub(super) unsafe fn new(at: RingAt) -> Result<Self, LayoutError> {
         let size = at.slots()?;
-        if !(at.base as usize).is_multiple_of(PAGE_BYTES) {
+        if (at.base as usize) % PAGE_BYTES != 0 {
             return Err(LayoutError::Unaligned);
         }
         Ok(Self { base: at.base, size, abi: at.abi })

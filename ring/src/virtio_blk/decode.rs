@@ -163,7 +163,7 @@ fn decode_other(
 
 #[inline]
 fn data_range(sector: u64, bytes: u64) -> Result<ByteRange, Status> {
-    if !bytes.is_multiple_of(SECTOR_BYTES) || bytes == 0 {
+    if bytes % SECTOR_BYTES != 0 || bytes == 0 {
         return Err(Status::IoError);
     }
     ByteRange::from_sector(sector, bytes).ok_or(Status::IoError)

@@ -184,7 +184,7 @@ impl PackedBase {
     /// that begin somewhere else to see the ring wrap.
     #[must_use]
     pub const fn after(descs: u16, size: u16) -> Self {
-        let at = Position::new(descs % size, (descs / size).is_multiple_of(2));
+        let at = Position::new(descs % size, (descs / size) % 2 == 0);
         Self::new(at, at)
     }
 
@@ -270,7 +270,7 @@ impl PackedMemory {
         for (name, address, align) in
             [("descriptor", at.desc, 16), ("driver", at.driver, 4), ("device", at.device, 4)]
         {
-            if !(address as usize).is_multiple_of(align) {
+            if (address as usize) % align != 0 {
                 return Err(LayoutError::Unaligned(name, align));
             }
         }

@@ -87,7 +87,7 @@ impl SplitDriver {
     ) -> Result<Self, LayoutError> {
         // SAFETY: the caller vouches for the memory.
         let ring = unsafe { SplitMemory::new(size, at)? };
-        if tables.is_some_and(|t| !(t.host as usize).is_multiple_of(align_of::<Desc>())) {
+        if tables.is_some_and(|t| (t.host as usize) % align_of::<Desc>() != 0) {
             return Err(LayoutError::Unaligned("indirect table", align_of::<Desc>()));
         }
         let empty = |index: u16| Own {
@@ -164,14 +164,15 @@ impl SplitDriver {
     #[inline(always)]
     pub fn add(&mut self, readable: &[Piece], writable: &[Piece]) -> Result<u16, NoRoom> {
         let pieces = readable.len() + writable.len();
-        if let Some(tables) = self.tables
-            && pieces > 1
-            && pieces <= usize::from(tables.entries)
-            && !(tables.when_scarce
-                && pieces <= DIRECT_MAX
-                && self.free_count as usize > usize::from(self.ring.size() / 2) + pieces)
-        {
-            return self.add_indirect(&tables, readable, writable);
+        if let Some(tables) = self.tables {
+            if pieces > 1
+                && pieces <= usize::from(tables.entries)
+                && !(tables.when_scarce
+                    && pieces <= DIRECT_MAX
+                    && self.free_count as usize > usize::from(self.ring.size() / 2) + pieces)
+            {
+                return self.add_indirect(&tables, readable, writable);
+            }
         }
         if pieces > self.free_count as usize || pieces == 0 {
             return Err(self.no_room(pieces));

@@ -71,7 +71,7 @@ impl SplitMemory {
 
     #[inline]
     fn used_word(&self, offset: usize) -> &AtomicU16 {
-        debug_assert!(offset < used_bytes(self.size) && offset.is_multiple_of(2));
+        debug_assert!(offset < used_bytes(self.size) && offset % 2 == 0);
         // SAFETY: the word lies in the used ring, which is mapped and aligned to 4 bytes
         // (invariant 1); both sides only touch it atomically.
         unsafe { u16_at(self.used.add(offset).cast()) }

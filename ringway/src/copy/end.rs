@@ -100,7 +100,7 @@ impl FileEnd {
         let (cached, direct) = self.ids.expect("the end is attached");
         let words = operation.offset | operation.len | memory as u64;
         match direct {
-            Some(direct) if words.is_multiple_of(DIRECT) => {
+            Some(direct) if words % DIRECT == 0 => {
                 let read = operation.verb == Verb::Read && self.may_be_cached;
                 if read && is_cached(&self.file, operation.offset, operation.len) {
                     return (cached, Method::Only);
@@ -263,7 +263,7 @@ impl DiskEnd {
         pieces: &mut [Option<Buffer>],
     ) -> anyhow::Result<Given> {
         let first = operation.at / self.piece;
-        debug_assert!(operation.at.is_multiple_of(self.piece));
+        debug_assert!(operation.at % self.piece == 0);
         let most = (self.piece * self.queue.max_buffers()) as u64;
         let len = operation.len.min(most);
         let mut left = usize::try_from(len.next_multiple_of(512))?;

@@ -239,9 +239,8 @@ impl<'a> Flow<'a> {
 
     /// Fills free slots.
     fn start(&mut self) -> anyhow::Result<()> {
-        while self.halt.is_none()
-            && let Some(&slot) = self.free.last()
-        {
+        while self.halt.is_none() {
+            let Some(&slot) = self.free.last() else { break };
             let Some(item) = self.extents.next().context("cannot find the holes of the source")?
             else {
                 break;
@@ -399,11 +398,10 @@ impl<'a> Flow<'a> {
 
     fn sleep(&mut self) -> anyhow::Result<()> {
         for end in self.ends.iter_mut() {
-            if let End::Disk(disk) = end
-                && disk.queue.in_flight() > 0
-                && disk.queue.arm()?
-            {
-                return Ok(());
+            if let End::Disk(disk) = end {
+                if disk.queue.in_flight() > 0 && disk.queue.arm()? {
+                    return Ok(());
+                }
             }
         }
         let begin = Instant::now();

@@ -179,10 +179,10 @@ pub(super) fn space(args: &CopyArgs, story: Option<&Story>) -> anyhow::Result<Pr
             "{to} was begun with --prealloc {begun}: go on with that, or begin anew with --force"
         );
     }
-    if how != Prealloc::Off
-        && let Some(what) = no_file(to)
-    {
-        bail!("{to} is a {what}: --prealloc is for files");
+    if how != Prealloc::Off {
+        if let Some(what) = no_file(to) {
+            bail!("{to} is a {what}: --prealloc is for files");
+        }
     }
     if args.reflink == Reflink::Always {
         if args.from_format == Some(Format::Qcow2) {

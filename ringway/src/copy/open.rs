@@ -154,14 +154,16 @@ impl Served {
             }
         };
         if let Some(image) = disk.cluster_image().filter(|image| image.target().snapshot.is_none())
-            && reads
-            && let Some(holder) = image.facts()?.holder.filter(|holder| holder.lives)
         {
-            let (name, address) = (name.display(), holder.address);
-            bail!(
-                "{name} is in use by {address}: its content may change; copy a snapshot of it (`rbd snap \
+            if reads {
+                if let Some(holder) = image.facts()?.holder.filter(|holder| holder.lives) {
+                    let (name, address) = (name.display(), holder.address);
+                    bail!(
+                        "{name} is in use by {address}: its content may change; copy a snapshot of it (`rbd snap \
                  create`), copy from its socket, or stop it"
-            );
+                    );
+                }
+            }
         }
         let (here, stream) = ServedHere::start(disk)?;
         let kind = kind(source);
@@ -170,10 +172,10 @@ impl Served {
 }
 
 fn writable(opened: Opened, why_not: impl FnOnce() -> String) -> anyhow::Result<Opened> {
-    if let End::Disk(disk) = &opened.end
-        && disk.device.info().read_only
-    {
-        bail!(why_not());
+    if let End::Disk(disk) = &opened.end {
+        if disk.device.info().read_only {
+            bail!(why_not());
+        }
     }
     Ok(opened)
 }

@@ -32,31 +32,30 @@ impl Copy {
         }
         let mut shared = None;
         let may_share = args.reflink != Reflink::Never && self.prealloc == Prealloc::Off;
-        if let End::File(from) = &self.ends[SRC]
-            && from.regular
-            && may_share
-        {
-            let bar = bar("share", self.start, bytes, self.quiet);
-            let found = share::share(&from.file, &to.file, self.start, bytes, &mut |done| {
-                bar.set_position(done);
-                signal.load(Relaxed) != 0
-            });
-            bar.finish_and_clear();
-            let cut = to.file.metadata()?.len() < room;
-            self.untouched &= self.is_new || (found.to == 0 && !cut);
-            match found.end {
-                share::End::Refused(errno) if args.reflink == Reflink::Always => bail!(
-                    "{name} cannot share the blocks of {} ({}, {errno}): copy with --reflink auto",
-                    args.source,
-                    share::why(errno)
-                ),
-                share::End::Failed(errno) => {
-                    let error = io::Error::from(errno);
-                    return Err(error).with_context(|| {
-                        format!("{name} cannot share the blocks of {}", args.source)
-                    });
+        if let End::File(from) = &self.ends[SRC] {
+            if from.regular && may_share {
+                let bar = bar("share", self.start, bytes, self.quiet);
+                let found = share::share(&from.file, &to.file, self.start, bytes, &mut |done| {
+                    bar.set_position(done);
+                    signal.load(Relaxed) != 0
+                });
+                bar.finish_and_clear();
+                let cut = to.file.metadata()?.len() < room;
+                self.untouched &= self.is_new || (found.to == 0 && !cut);
+                match found.end {
+                    share::End::Refused(errno) if args.reflink == Reflink::Always => bail!(
+                        "{name} cannot share the blocks of {} ({}, {errno}): copy with --reflink auto",
+                        args.source,
+                        share::why(errno)
+                    ),
+                    share::End::Failed(errno) => {
+                        let error = io::Error::from(errno);
+                        return Err(error).with_context(|| {
+                            format!("{name} cannot share the blocks of {}", args.source)
+                        });
+                    }
+                    _ => shared = Some(found),
                 }
-                _ => shared = Some(found),
             }
         }
         if self.start == 0 {
@@ -72,11 +71,11 @@ impl Copy {
     /// Leaves nothing of a copy that could not begin, with the destination untouched.
     pub(super) fn undo(&mut self, args: &CopyArgs) {
         // Best effort: the error that brought us here is the one worth telling.
-        if self.is_new
-            && let End::File(to) = &self.ends[DST]
-        {
-            let _ = to.file.set_len(0);
-            discard_if_new(&args.destination, false);
+        if self.is_new {
+            if let End::File(to) = &self.ends[DST] {
+                let _ = to.file.set_len(0);
+                discard_if_new(&args.destination, false);
+            }
         }
         if let Some(journal) = self.journal.take() {
             let _ = journal.remove();

@@ -44,9 +44,8 @@ fn about_host(report: &Report, warn: &mut impl FnMut(&'static str, String, &str)
     }
     if let Some(why) = &report.io_uring.error {
         warn("io_uring", why.clone(), "allow io_uring; until then another engine is taken");
-    } else if let Some(limit) = host.memlock_bytes
-        && limit < GUEST_BYTES
-        && !host.memlock_exempt
+    } else if let Some(limit) =
+        host.memlock_bytes.filter(|&limit| limit < GUEST_BYTES && !host.memlock_exempt)
     {
         warn(
             "memlock",
@@ -88,11 +87,12 @@ fn about_memory(memory: &Memory, warn: &mut impl FnMut(&'static str, String, &st
 fn about_shared_limits(list: &[Memory], warn: &mut impl FnMut(&'static str, String, &str)) {
     let mut groups = BTreeMap::<_, Vec<(u32, u64)>>::new();
     for memory in list {
-        if let (Some(cgroup), Some(limit)) = (&memory.cgroup, memory.limit_bytes)
-            && let (Some(process), Some(guests)) = (memory.process, memory.guests_bytes)
-            && guests >= GUESTS_MIN
-        {
-            groups.entry((cgroup, limit)).or_default().push((process, guests));
+        if let (Some(cgroup), Some(limit)) = (&memory.cgroup, memory.limit_bytes) {
+            if let (Some(process), Some(guests)) = (memory.process, memory.guests_bytes) {
+                if guests >= GUESTS_MIN {
+                    groups.entry((cgroup, limit)).or_default().push((process, guests));
+                }
+            }
         }
     }
     for ((cgroup, limit), processes) in groups {
@@ -124,15 +124,14 @@ fn about_choice(
     warn: &mut impl FnMut(&'static str, String, &str),
 ) {
     let needed = AIO_REQUESTS * u64::from(choice.workers);
-    if let Some(aio) = report.host.aio_requests
-        && choice.engine == "linux-aio"
-        && aio.max.saturating_sub(aio.used) < needed
-    {
-        warn(
-            "linux-aio",
-            format!("{} of {} AIO requests are taken, {needed} are needed", aio.used, aio.max),
-            "raise sysctl fs.aio-max-nr, or use --engine threads",
-        );
+    if let Some(aio) = report.host.aio_requests {
+        if choice.engine == "linux-aio" && aio.max.saturating_sub(aio.used) < needed {
+            warn(
+                "linux-aio",
+                format!("{} of {} AIO requests are taken, {needed} are needed", aio.used, aio.max),
+                "raise sysctl fs.aio-max-nr, or use --engine threads",
+            );
+        }
     }
     let Some(direct) = &image.o_direct else { return };
     let offset = direct.offset_alignment.unwrap_or(0);
@@ -159,7 +158,7 @@ fn about_choice(
             format!("O_DIRECT needs multiples of {offset} bytes; smaller writes read first"),
             &format!("--block-size {offset}, if the guest's partitions allow it"),
         );
-    } else if image.bytes.is_some_and(|bytes| !bytes.is_multiple_of(4096)) {
+    } else if image.bytes.is_some_and(|bytes| bytes % 4096 != 0) {
         warn(
             "size",
             "not a multiple of 4096: --block-size 4096 and disks of such blocks are out of reach"

@@ -268,7 +268,7 @@ pub(crate) fn disk(image: &Image) -> Vec<ReportLine> {
             (Some(false), Some(1..)) => ", all allocated".into(),
             _ => String::new(),
         };
-        let mark = ok_if(bytes > 0 && bytes.is_multiple_of(4096), Grade::Warn);
+        let mark = ok_if(bytes > 0 && bytes % 4096 == 0, Grade::Warn);
         add(mark, "size", format!("{} ({bytes}){sparse}", Size(bytes)));
     }
     if let Some(fs) = &image.file_system {

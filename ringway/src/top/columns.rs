@@ -52,10 +52,9 @@ pub(super) const COLUMNS: [Column; COUNT] = [
 /// Which of the columns fit into so many characters, in their order.
 pub(super) fn fitting(all: &[Column], width: u16) -> Vec<usize> {
     let mut columns: Vec<usize> = (0..all.len()).collect();
-    while room(all, &columns) > width
-        && let Some(at) = columns.iter().copied().max_by_key(|&at| (all[at].rank, at))
-        && all[at].rank > 0
-    {
+    while room(all, &columns) > width {
+        let last = columns.iter().copied().max_by_key(|&at| (all[at].rank, at));
+        let Some(at) = last.filter(|&at| all[at].rank > 0) else { break };
         columns.retain(|&other| other != at);
     }
     columns

@@ -311,7 +311,7 @@ pub(crate) fn kill_all(daemon: Daemon) {
     for signal in [libc::SIGSTOP, libc::SIGKILL] {
         for process in others.iter().chain([&pid]) {
             // SAFETY: processes of this test's own daemon.
-            unsafe { libc::kill(process.cast_signed(), signal) };
+            unsafe { libc::kill(*process as i32, signal) };
         }
     }
     daemon.kill();

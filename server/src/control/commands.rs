@@ -59,10 +59,10 @@ pub(crate) fn carry_out(disks: &Disks, line: &[u8]) -> (Option<Value>, Outcome) 
 }
 
 fn handle(disks: &Disks, request: ControlRequest) -> Outcome {
-    if let Some(name) = changed(&request)
-        && let AnyDisk::Apart(disk) = find(disks, name)?
-    {
-        return change_apart(&disk, request);
+    if let Some(name) = changed(&request) {
+        if let AnyDisk::Apart(disk) = find(disks, name)? {
+            return change_apart(&disk, request);
+        }
     }
     match request {
         ControlRequest::List(Nothing {}) => answer(reports::list(disks)),

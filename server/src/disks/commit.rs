@@ -47,10 +47,12 @@ fn commit(
          more. Here that is still in use",
     )?;
     kill_point!(Reopened);
-    if blackout.is_some()
-        && let Err(error) = commit.give_back()
-    {
-        tracing::warn!("clusters of the base that are not used could not be given back: {error}");
+    if blackout.is_some() {
+        if let Err(error) = commit.give_back() {
+            tracing::warn!(
+                "clusters of the base that are not used could not be given back: {error}"
+            );
+        }
     }
     Ok(blackout.map_or(Ended::Cancelled, Ended::Done))
 }

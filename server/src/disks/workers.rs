@@ -87,14 +87,13 @@ impl Disks {
 
     pub(super) fn warn_of_crowd(&self, before: usize) {
         let workers = self.count_workers();
-        if let Some(cpus) = &self.options.cpus
-            && self.polling == Polling::Always
-            && workers > before.max(cpus.numbers().len())
-        {
-            tracing::warn!(
-                "{workers} workers that never sleep share CPUs {cpus}: each gets its turn only \
-                 when the scheduler takes it from another. Give --cpus as many, or --workers fewer"
-            );
+        if let Some(cpus) = &self.options.cpus {
+            if self.polling == Polling::Always && workers > before.max(cpus.numbers().len()) {
+                tracing::warn!(
+                    "{workers} workers that never sleep share CPUs {cpus}: each gets its turn only \
+                     when the scheduler takes it from another. Give --cpus as many, or --workers fewer"
+                );
+            }
         }
     }
 

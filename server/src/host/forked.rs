@@ -133,9 +133,7 @@ pub(crate) fn settle(kept: &[Option<RawFd>], prints: bool) {
 fn close_between(first: RawFd, last: RawFd) {
     if first <= last {
         // SAFETY: in this process nothing uses these descriptors; their owners are never dropped.
-        unsafe {
-            libc::syscall(libc::SYS_close_range, first.cast_unsigned(), last.cast_unsigned(), 0u32)
-        };
+        unsafe { libc::syscall(libc::SYS_close_range, first as u32, last as u32, 0u32) };
     }
 }
 

@@ -303,7 +303,7 @@ impl StateKeeper {
 
     /// A multiple of 8, within the page.
     fn word_at(&self, offset: usize) -> &AtomicU64 {
-        assert!(offset.is_multiple_of(8) && offset < self.page.len());
+        assert!(offset % 8 == 0 && offset < self.page.len());
         // SAFETY: within the mapping, as was just asserted, and aligned, because that begins with a page;
         // it lives as long as `self` and is only touched atomically.
         #[allow(clippy::cast_ptr_alignment)]

@@ -47,16 +47,18 @@ impl States {
                 let file = keeper.file().try_clone()?;
                 disk.keep_state(&file, Arc::new(OwnState(Mutex::new(keeper))))?;
             }
-            Self::Helper(helper) if let Some(name) = export => {
-                let (file, keeper) = helper.state_of_export(name)?;
-                disk.keep_state(&file, Arc::new(keeper))?;
-            }
-            Self::Helper(helper) => {
-                let cached = disk.cache() != CacheMode::None;
-                let (file, keeper) = helper.state(&disk.file(), cached)?;
-                disk.keep_state(&file, Arc::new(keeper))?;
-                disk.defer_entries();
-            }
+            Self::Helper(helper) => match export {
+                Some(name) => {
+                    let (file, keeper) = helper.state_of_export(name)?;
+                    disk.keep_state(&file, Arc::new(keeper))?;
+                }
+                None => {
+                    let cached = disk.cache() != CacheMode::None;
+                    let (file, keeper) = helper.state(&disk.file(), cached)?;
+                    disk.keep_state(&file, Arc::new(keeper))?;
+                    disk.defer_entries();
+                }
+            },
         }
         Ok(())
     }

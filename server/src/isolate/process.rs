@@ -152,10 +152,10 @@ impl Process {
             waiting.list.insert(waiting.last, sender);
             waiting.last
         };
-        if self.say(&ToProcess::Ask { number, request }).is_err()
-            && let Some(waiting) = &mut *lock(&self.waiting)
-        {
-            waiting.list.remove(&number);
+        if self.say(&ToProcess::Ask { number, request }).is_err() {
+            if let Some(waiting) = &mut *lock(&self.waiting) {
+                waiting.list.remove(&number);
+            }
         }
         Some(receiver)
     }

@@ -21,7 +21,7 @@ impl Names {
     /// Whether a request with these values of `Host` is answered.
     pub(super) fn include<'a>(&self, mut hosts: impl Iterator<Item = &'a [u8]>) -> bool {
         let Self::Known(names) = self else { return true };
-        hosts.all(|host| str::from_utf8(host).is_ok_and(|host| is_ours(host, names)))
+        hosts.all(|host| std::str::from_utf8(host).is_ok_and(|host| is_ours(host, names)))
     }
 }
 

@@ -120,7 +120,7 @@ fn basics() -> Vec<Call> {
         // abort: whoever asks how the process ended is told SIGABRT.
         call!(SYS_getpid, "getpid"),
         call!(SYS_gettid, "gettid"),
-        tgkill(libc::SIGABRT.cast_unsigned()),
+        tgkill(libc::SIGABRT as u32),
     ];
     calls.extend(refused());
     calls
@@ -213,7 +213,7 @@ fn control(guests: Guests) -> Vec<Call> {
         // Where a file has holes.
         calls.push(call!(SYS_lseek, "lseek"));
         // Between the thread that speaks TLS with a client and the worker that serves it.
-        let unix = libc::AF_UNIX.cast_unsigned();
+        let unix = libc::AF_UNIX as u32;
         calls.push(call!(SYS_socketpair, "socketpair", Rule::OneOf(0, vec![unix])));
     }
     calls
@@ -243,9 +243,9 @@ fn refused() -> Vec<Call> {
 
 const BLKDISCARD: u32 = 0x1277;
 const BLKGETSIZE64: u32 = 0x8008_1272;
-const PR_SET_NAME: u32 = libc::PR_SET_NAME.cast_unsigned();
-const PR_SET_SECCOMP: u32 = libc::PR_SET_SECCOMP.cast_unsigned();
-const PR_SET_TIMERSLACK: u32 = libc::PR_SET_TIMERSLACK.cast_unsigned();
+const PR_SET_NAME: u32 = libc::PR_SET_NAME as u32;
+const PR_SET_SECCOMP: u32 = libc::PR_SET_SECCOMP as u32;
+const PR_SET_TIMERSLACK: u32 = libc::PR_SET_TIMERSLACK as u32;
 
 /// The kernel looks at 32 bits of the command of an ioctl.
 #[allow(clippy::cast_possible_truncation)]
@@ -280,7 +280,7 @@ fn threads_only() -> Rule {
 }
 
 fn bits(flags: c_int) -> u64 {
-    flags.cast_unsigned().into()
+    (flags as u32).into()
 }
 
 /// Not those that send signals (F_SETOWN, F_SETLEASE, F_NOTIFY) or lock.
@@ -294,12 +294,12 @@ fn fcntl() -> Rule {
         libc::F_ADD_SEALS,
         libc::F_GET_SEALS,
     ];
-    Rule::OneOf(1, commands.map(c_int::cast_unsigned).into())
+    Rule::OneOf(1, commands.map(|command| command as u32).into())
 }
 
 /// The locks that QEMU looks at. Only those that wait for nobody.
 fn record_locks() -> Rule {
-    Rule::OneOf(1, [libc::F_OFD_GETLK, libc::F_OFD_SETLK].map(c_int::cast_unsigned).into())
+    Rule::OneOf(1, [libc::F_OFD_GETLK, libc::F_OFD_SETLK].map(|command| command as u32).into())
 }
 
 /// One signal to a thread of this process.
@@ -309,7 +309,7 @@ fn tgkill(signal: u32) -> Call {
 
 /// `export/src/peer_eventfd.rs`.
 fn watchdog_signal() -> u32 {
-    ringway_export::watchdog_signal().cast_unsigned()
+    ringway_export::watchdog_signal() as u32
 }
 
 /// Since Linux 5.11 it takes nanoseconds.

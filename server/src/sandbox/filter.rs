@@ -25,7 +25,7 @@ pub(super) fn compile(calls: &[Call], mode: Mode) -> anyhow::Result<Program> {
 pub(super) fn compile_refusals(calls: &[Call]) -> anyhow::Result<Program> {
     let refused = |call: &&Call| matches!(call.rule, Rule::Refused | Rule::OfItself);
     let refused: Vec<Call> = calls.iter().filter(refused).cloned().collect();
-    let errno = SeccompAction::Errno(libc::ENOSYS.cast_unsigned());
+    let errno = SeccompAction::Errno(libc::ENOSYS as u32);
     program(&refused, refusals, SeccompAction::Allow, errno)
 }
 

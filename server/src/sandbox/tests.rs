@@ -11,7 +11,6 @@ use ringway_control::log::LogArgs;
 use ringway_terminal::logging;
 use ringway_testkit::{Need, skip};
 use std::collections::BTreeSet;
-use std::ffi::c_int;
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Command, ExitStatus, Stdio};
 
@@ -215,7 +214,7 @@ fn a_clusters_library_gets_sockets_of_the_internet_and_no_files() {
         assert!(!all.contains(word), "{word}");
     }
     let rule = |name| calls.iter().find(|call| call.name == name).map(|call| call.rule.clone());
-    let families = [libc::AF_INET, libc::AF_INET6].map(c_int::cast_unsigned);
+    let families = [libc::AF_INET, libc::AF_INET6].map(|family| family as u32);
     assert_eq!(rule("socket"), Some(Rule::OneOf(0, families.into())));
     // The signal that is none.
     assert_eq!(rule("kill"), Some(Rule::OneOf(1, vec![0])));

@@ -63,9 +63,7 @@ impl Poller {
         self.bells.take(&mut rung);
         let mut ready: Vec<_> = rung.into_iter().filter_map(|number| self.unpark(number)).collect();
         let now = Instant::now();
-        while let Some(&(at, number)) = self.times.first()
-            && at <= now
-        {
+        while let Some(&(_, number)) = self.times.first().filter(|&&(at, _)| at <= now) {
             self.times.pop_first();
             ready.extend(self.unpark(number));
         }

@@ -361,7 +361,7 @@ impl<'a> Bench<'a> {
         let pages = &self.oracle.pages;
         let mut grants = |grant: u32, into: &mut [u8]| {
             let page = pages.get(grant as usize).and_then(Option::as_ref).ok_or(NotGranted)?;
-            assert!(into.len() <= page.len() && into.len().is_multiple_of(8));
+            assert!(into.len() <= page.len() && into.len() % 8 == 0);
             into.copy_from_slice(&page[..into.len()]);
             Ok(())
         };
@@ -381,7 +381,7 @@ impl<'a> Bench<'a> {
         assert_eq!(token.id(), id);
         assert_eq!(asked, meaning);
         self.counters.requests += 1;
-        self.counters.laps += u64::from(self.oracle.req_cons.is_multiple_of(self.oracle.size));
+        self.counters.laps += u64::from(self.oracle.req_cons % self.oracle.size == 0);
         let refused = match &meaning {
             Ok(wanted) => {
                 self.counters.longest = self.counters.longest.max(wanted.segments.len());
@@ -492,7 +492,7 @@ fn below(choices: &mut Choices<'_>, bound: u16) -> u32 {
 }
 
 fn word(mapping: &Mapping, at: usize) -> &AtomicU32 {
-    assert!(at.is_multiple_of(4) && at + 4 <= mapping.len());
+    assert!(at % 4 == 0 && at + 4 <= mapping.len());
     // SAFETY: an aligned word of the mapping, and one thread.
     #[allow(clippy::cast_ptr_alignment)]
     unsafe {

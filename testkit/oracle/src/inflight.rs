@@ -288,16 +288,17 @@ impl World {
             let says = allowed.remove(&head.index()).expect("not in the record, or twice");
             assert!(says.counter >= counter, "out of order");
             (counter, sum) = (says.counter, sum + says.descs.len());
-            if let Ok(chain) = chain
-                && self.format.packed
-                && says.descs.iter().all(|desc| desc.flags & DESC_F_INDIRECT == 0)
-            {
-                let mut descs = copied(chain.readable());
-                descs.extend(copied(chain.writable()));
-                descs.sort_unstable_by_key(|piece| (piece.addr, piece.len));
-                let mut want = copied(&says.descs);
-                want.sort_unstable_by_key(|piece| (piece.addr, piece.len));
-                assert_eq!(descs, want, "not what the record says");
+            if let Ok(chain) = chain {
+                if self.format.packed
+                    && says.descs.iter().all(|desc| desc.flags & DESC_F_INDIRECT == 0)
+                {
+                    let mut descs = copied(chain.readable());
+                    descs.extend(copied(chain.writable()));
+                    descs.sort_unstable_by_key(|piece| (piece.addr, piece.len));
+                    let mut want = copied(&says.descs);
+                    want.sort_unstable_by_key(|piece| (piece.addr, piece.len));
+                    assert_eq!(descs, want, "not what the record says");
+                }
             }
             held.push(head);
         }

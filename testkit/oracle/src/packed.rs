@@ -96,7 +96,7 @@ struct Oracle {
 impl Oracle {
     fn place(&self, count: u32) -> (u16, bool) {
         let size = u32::from(self.size);
-        (u16::try_from(count % size).unwrap(), (count / size).is_multiple_of(2))
+        (u16::try_from(count % size).unwrap(), (count / size) % 2 == 0)
     }
 
     fn desc(&self, count: u32) -> u64 {
@@ -236,7 +236,7 @@ fn add(chain: &mut Vec<Buffer>, most: usize, addr: u64, len: u64, writable: bool
 
 /// §2.8.7: all entries of a table, in order; of their flags only WRITE means anything.
 fn table(mem: &Bytes, at: u64, len: u64, most: usize, chain: &mut Vec<Buffer>) -> Vec<Fault> {
-    if len == 0 || !len.is_multiple_of(16) || len / 16 > Chain::INDIRECT_MAX as u64 {
+    if len == 0 || len % 16 != 0 || len / 16 > Chain::INDIRECT_MAX as u64 {
         return vec![Fault::BadIndirect];
     }
     for entry in 0..len / 16 {

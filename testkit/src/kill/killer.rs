@@ -342,14 +342,15 @@ impl Killer<'_> {
                     let is_region = std::fs::read_link(&path).is_ok_and(|to| {
                         to.as_os_str().to_string_lossy().starts_with("/memfd:inflight")
                     });
-                    if is_region
-                        && let Ok(file) = File::options().read(true).write(true).open(&path)
-                    {
-                        let mut region = Vec::new();
-                        (&file).read_to_end(&mut region)?;
-                        let lines = region.chunks(64).zip(0..);
-                        for (_, nth) in lines.filter(|(line, _)| line.starts_with(b"RWcache0")) {
-                            file.write_all_at(b"RWcache1", 64 * nth)?;
+                    if is_region {
+                        if let Ok(file) = File::options().read(true).write(true).open(&path) {
+                            let mut region = Vec::new();
+                            (&file).read_to_end(&mut region)?;
+                            let lines = region.chunks(64).zip(0..);
+                            for (_, nth) in lines.filter(|(line, _)| line.starts_with(b"RWcache0"))
+                            {
+                                file.write_all_at(b"RWcache1", 64 * nth)?;
+                            }
                         }
                     }
                 }

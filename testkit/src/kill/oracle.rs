@@ -195,8 +195,11 @@ impl Oracle {
             self.sectors[index].reported = true;
             let (wrong, holds) = self.classify(index, acknowledged, have);
             let number = self.first + index as u64;
-            let words = format_args!("sector {number} holds {holds}, not write {acknowledged}");
-            found.add(wrong, 1, words);
+            found.add(
+                wrong,
+                1,
+                format_args!("sector {number} holds {holds}, not write {acknowledged}"),
+            );
         }
     }
 

@@ -342,7 +342,7 @@ impl<'a> Life<'a> {
         let head = self.queues[at].head;
         if self.config.path != SchedulerMode::Bio && head < all && rng.below(3) > 0 {
             // A stream: what it asks for can be merged.
-            let block = head.is_multiple_of(8) && all - head >= 8 && rng.below(2) == 0;
+            let block = head % 8 == 0 && all - head >= 8 && rng.below(2) == 0;
             return (head, if block { 8 } else { 1 + rng.below((all - head).min(SECTORS_MAX)) });
         }
         if rng.below(1000) < self.config.whole_blocks.into() {

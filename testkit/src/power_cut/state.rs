@@ -63,10 +63,10 @@ pub(super) struct State {
 impl State {
     pub(super) fn new(setup: SimulatedSetup, image: &[u8]) -> Self {
         assert_eq!(image.len(), setup.bytes);
-        let (sectors, rest) = image.as_chunks::<SECTOR>();
-        assert!(rest.is_empty());
-        let version = |bytes: &[u8; SECTOR]| Version {
-            bytes: Box::new(*bytes),
+        let sectors = image.chunks_exact(SECTOR);
+        assert!(sectors.remainder().is_empty());
+        let version = |bytes: &[u8]| Version {
+            bytes: Box::new(bytes.try_into().unwrap()),
             serial: 0,
             op: 0,
             engine: 0,
@@ -76,7 +76,7 @@ impl State {
         Self {
             setup,
             rng: Rng::new(setup.seed),
-            sectors: sectors.iter().map(|bytes| vec![version(bytes)]).collect(),
+            sectors: sectors.map(|bytes| vec![version(bytes)]).collect(),
             flying: Vec::new(),
             zombies: Vec::new(),
             done: Vec::new(),
@@ -132,7 +132,7 @@ impl State {
         let memory: usize = flying.segments.iter().map(|segment| segment.len).sum();
         let SimulatedSetup { granule, erase_granule, .. } = self.setup;
         let granule = if flying.op.moves_data() { granule } else { erase_granule };
-        let wrong = !(flying.offset | len).is_multiple_of(granule)
+        let wrong = (flying.offset | len) % granule != 0
             || end > self.setup.bytes
             || len == 0
             || (flying.op.moves_data() && memory != len);
@@ -347,10 +347,10 @@ impl State {
             }
             image.extend_from_slice(&*found.unwrap_or(&sector[0]).bytes);
         }
-        if let Some(at) = torn
-            && self.lies(Lie::TornBeyondTheEnd)
-        {
-            image[at * SECTOR] ^= 1;
+        if let Some(at) = torn {
+            if self.lies(Lie::TornBeyondTheEnd) {
+                image[at * SECTOR] ^= 1;
+            }
         }
         image
     }

@@ -16,7 +16,7 @@ impl RawGuest {
 
     /// The marks of descriptor `count` once the driver has made it available, and once it is used.
     fn marks(&self, count: u32) -> (u16, u16) {
-        let first_lap = (count / u32::from(self.size)).is_multiple_of(2);
+        let first_lap = (count / u32::from(self.size)) % 2 == 0;
         if first_lap { (AVAIL, AVAIL | USED) } else { (USED, 0) }
     }
 
@@ -65,7 +65,7 @@ impl RawGuest {
         let packed = &self.packed[queue as usize];
         let size = u32::from(self.size);
         let (mut next, end) = (packed.used, packed.next);
-        while (next % size) | u32::from((next / size).is_multiple_of(2)) << 15 != base & 0xffff {
+        while (next % size) | u32::from((next / size) % 2 == 0) << 15 != base & 0xffff {
             next += 1;
             assert!(next <= end, "the device names a place where it cannot be");
         }

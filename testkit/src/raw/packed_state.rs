@@ -27,7 +27,7 @@ impl Packed {
     pub(super) fn base(&self, size: u16) -> u32 {
         let bits = |count: u32| {
             let size = u32::from(size);
-            (count % size) | u32::from((count / size).is_multiple_of(2)) << 15
+            (count % size) | u32::from((count / size) % 2 == 0) << 15
         };
         bits(self.next) | bits(self.used) << 16
     }

@@ -161,9 +161,7 @@ impl Output {
     #[inline]
     fn forget(&mut self, sent: usize, pool: &mut Pool, spare: &mut Vec<Vec<u8>>) {
         self.sent += sent;
-        while let Some(reply) = self.replies.front()
-            && self.sent >= reply.len()
-        {
+        while let Some(reply) = self.replies.front().filter(|reply| self.sent >= reply.len()) {
             self.sent -= reply.len();
             match self.replies.pop_front().map(|reply| reply.body) {
                 Some(Body::Pages(pages, _)) => pool.release(pages),

@@ -96,9 +96,11 @@ impl<'a> Server<'a> {
                         self.spawn(scope, "nbd-client", task);
                     }
                 }
-                if knocked && let Some(shaking) = self.accept(portal, stop) {
-                    let task = move || self.shake(portal, shaking, stop);
-                    self.spawn(scope, "nbd-handshake", task);
+                if knocked {
+                    if let Some(shaking) = self.accept(portal, stop) {
+                        let task = move || self.shake(portal, shaking, stop);
+                        self.spawn(scope, "nbd-handshake", task);
+                    }
                 }
                 if self.failed.load(SeqCst) {
                     return Err(io::Error::other("a worker failed; the log says why"));

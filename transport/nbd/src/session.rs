@@ -142,13 +142,14 @@ impl<'a> Session<'a> {
             Err(refusal) => (Ended::ByPeer, Some(refusal.to_string())),
         };
         let stopped = if self.deserted { self.leave() } else { self.stop() };
-        if stopped.is_ok()
-            && let QueuePlace::Here(queue) = &mut self.place
-        {
-            self.desk
-                .answer(|question| question.answer(self.export.disk(), self.tells, self.replies));
-            queue.take_answers();
-            queue.finish(FAREWELL);
+        if stopped.is_ok() {
+            if let QueuePlace::Here(queue) = &mut self.place {
+                self.desk.answer(|question| {
+                    question.answer(self.export.disk(), self.tells, self.replies)
+                });
+                queue.take_answers();
+                queue.finish(FAREWELL);
+            }
         }
         let why = stopped.err().map(|refusal| refusal.to_string()).or(why);
         self.tell_of_end(why);
@@ -208,8 +209,10 @@ impl<'a> Session<'a> {
                     question.answer(self.export.disk(), self.tells, self.replies)
                 });
             }
-            if inbox && let Some(ended) = self.handle_inbox() {
-                return ended;
+            if inbox {
+                if let Some(ended) = self.handle_inbox() {
+                    return ended;
+                }
             }
         }
     }

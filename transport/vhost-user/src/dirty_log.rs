@@ -214,12 +214,11 @@ impl QueueLog {
     }
 
     fn signal(&self) {
-        if let Some(bell) = &self.bell
-            && !self.bell_lost.load(Relaxed)
-            && bell.signal().is_err()
-        {
-            // As for the bells of queues.
-            self.bell_lost.store(true, Relaxed);
+        if let Some(bell) = &self.bell {
+            if !self.bell_lost.load(Relaxed) && bell.signal().is_err() {
+                // As for the bells of queues.
+                self.bell_lost.store(true, Relaxed);
+            }
         }
     }
 }

@@ -181,7 +181,7 @@ impl Inflight {
         quota: &Arc<Quota>,
     ) -> Result<Self, InflightRefusal> {
         let Described { bytes, offset, queues, entries } = Described::read(message, options)?;
-        if !offset.is_multiple_of(64) {
+        if offset % 64 != 0 {
             return Err(InflightRefusal::Unaligned(offset));
         }
         let file = message.take_fd().map(File::from);
@@ -221,7 +221,7 @@ impl Inflight {
         // SAFETY: a word of the mapping, which lives as long as `self`; only touched atomically.
         // Aligned: regions begin at a multiple of 64 bytes (`take`).
         #[allow(clippy::cast_ptr_alignment)]
-        (at.is_multiple_of(8) && end <= self.mapping.len() as u64)
+        (at % 8 == 0 && end <= self.mapping.len() as u64)
             .then(|| unsafe { AtomicU64::from_ptr(self.mapping.at(at).cast()) })
     }
 

@@ -272,7 +272,9 @@ impl Iommu {
     /// same: the place of its status may be there, and its failure is to be told.
     pub(super) fn deny(&mut self, miss: Miss) {
         for (wanted, denied) in self.wanted.iter_mut().zip(&mut self.denied) {
-            denied.extend(wanted.extract_if(.., |one| *one == miss));
+            let before = wanted.len();
+            wanted.retain(|one| *one != miss);
+            denied.extend(std::iter::repeat_n(miss, before - wanted.len()));
         }
     }
 
@@ -287,10 +289,10 @@ impl Iommu {
             }
             let mut learned: Vec<Translation> = Vec::new();
             for miss in std::mem::take(&mut self.wanted[at]) {
-                if let Some(&range) = self.table.find(miss.page)
-                    && !learned.contains(&range)
-                {
-                    learned.push(range);
+                if let Some(&range) = self.table.find(miss.page) {
+                    if !learned.contains(&range) {
+                        learned.push(range);
+                    }
                 }
             }
             found.push((at, Answered { learned, denied: std::mem::take(&mut self.denied[at]) }));

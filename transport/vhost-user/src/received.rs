@@ -97,8 +97,10 @@ pub(super) fn judge(
 
 /// Puts aside what is a socket: how many.
 pub(super) fn without_sockets(fds: &mut Vec<OwnedFd>, quarantine: &Quarantine) -> usize {
-    let is_socket = |fd: &mut OwnedFd| socket_domain(fd) != Err(Errno::NOTSOCK);
-    fds.extract_if(.., is_socket).map(|fd| quarantine.put(fd)).count()
+    let is_socket = |fd: &OwnedFd| socket_domain(fd) != Err(Errno::NOTSOCK);
+    let (sockets, rest): (Vec<_>, _) = std::mem::take(fds).into_iter().partition(is_socket);
+    *fds = rest;
+    sockets.into_iter().map(|fd| quarantine.put(fd)).count()
 }
 
 /// One part of a message, with the descriptors of it, unjudged.

@@ -233,10 +233,12 @@ impl Session {
         // Those that had all the time they needed.
         let came_back = self.collect_stopped();
         let outcome = self.handle_message(&mut message);
-        if came_back && let Err(refusal) = self.start_ready() {
-            // No message need come that has them start again.
-            self.tell_end(format_args!("{refusal}"));
-            return Ok(false);
+        if came_back {
+            if let Err(refusal) = self.start_ready() {
+                // No message need come that has them start again.
+                self.tell_end(format_args!("{refusal}"));
+                return Ok(false);
+            }
         }
         match outcome {
             Ok(Answer::Later) => self.owed = Some(message),

@@ -252,7 +252,7 @@ mod tests {
         let mut steps = [
             step(BPF_LD | BPF_W | BPF_ABS, 0, 0),
             step(BPF_JMP | BPF_JEQ | BPF_K, unshare, 1),
-            step(BPF_RET | BPF_K, libc::SECCOMP_RET_ERRNO | libc::EPERM.cast_unsigned(), 0),
+            step(BPF_RET | BPF_K, libc::SECCOMP_RET_ERRNO | libc::EPERM as u32, 0),
             step(BPF_RET | BPF_K, libc::SECCOMP_RET_ALLOW, 0),
         ];
         let program = libc::sock_fprog { len: 4, filter: steps.as_mut_ptr() };

@@ -167,7 +167,7 @@ fn b08_nothing_is_written_after_the_answer_packed() {
 fn b08_nothing_is_written_after_the_order_to_stop() {
     for round in 0..100u32 {
         let mut rig = rig(&slow());
-        let ring = if round.is_multiple_of(2) { 0 } else { F_PACKED };
+        let ring = if round % 2 == 0 { 0 } else { F_PACKED };
         let mut guest = RawGuest::start(rig.connect(), QUEUES, 64, F_VERSION_1 | ring);
         load(&mut guest, READ);
         rig.order_to_stop();

@@ -166,11 +166,10 @@ impl<M: GrantMapping> Persistent<M> {
         self.batch += 1;
         for _ in 0..SWEEP.min(self.pages.len()) {
             let at = self.step();
-            if let Some(page) = &self.pages[at]
-                && page.users == 0
-                && self.batch - page.used_at > STALE
-            {
-                self.let_go(at);
+            if let Some(page) = &self.pages[at] {
+                if page.users == 0 && self.batch - page.used_at > STALE {
+                    self.let_go(at);
+                }
             }
         }
     }

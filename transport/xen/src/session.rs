@@ -159,11 +159,11 @@ impl<'a> Session<'a> {
     }
 
     fn stop_for_good(&mut self) {
-        if let Err(refusal) = self.stop_all()
-            && let Some(pass) = self.export.limits().ended.pass()
-        {
-            let (disk, suppressed) = (self.export.disk().name(), pass.suppressed);
-            warn!(disk, suppressed, "could not stop all queues: {refusal}");
+        if let Err(refusal) = self.stop_all() {
+            if let Some(pass) = self.export.limits().ended.pass() {
+                let (disk, suppressed) = (self.export.disk().name(), pass.suppressed);
+                warn!(disk, suppressed, "could not stop all queues: {refusal}");
+            }
         }
     }
 
@@ -217,11 +217,11 @@ impl<'a> Session<'a> {
                 Action::Connect => self.connect_or_close(false)?,
                 Action::Adopt => self.connect_or_close(true)?,
                 Action::Disconnect => {
-                    if let Err(refusal) = self.disconnect()
-                        && let Some(pass) = self.export.limits().ended.pass()
-                    {
-                        let (disk, suppressed) = (self.export.disk().name(), pass.suppressed);
-                        warn!(disk, suppressed, "disconnected: {refusal}");
+                    if let Err(refusal) = self.disconnect() {
+                        if let Some(pass) = self.export.limits().ended.pass() {
+                            let (disk, suppressed) = (self.export.disk().name(), pass.suppressed);
+                            warn!(disk, suppressed, "disconnected: {refusal}");
+                        }
                     }
                 }
             }
@@ -250,19 +250,19 @@ impl<'a> Session<'a> {
             _ => None,
         };
         saying.limits = GuestLimits::bearable(saying.queues, saying.persistent, memory);
-        if saying.limits != GuestLimits::all(saying.persistent)
-            && let Some(pass) = self.export.limits().offered.pass()
-        {
-            info!(
-                disk = self.export.disk().name(),
-                domain = self.at.domid,
-                memory_mib = memory.map(|bytes| bytes >> 20),
-                ring_pages_max = 1 << saying.limits.ring_order,
-                indirect_segments = saying.limits.indirect_segments,
-                persistent = saying.limits.persistent,
-                suppressed = pass.suppressed,
-                "less is offered than there is: the guest has not the memory for it"
-            );
+        if saying.limits != GuestLimits::all(saying.persistent) {
+            if let Some(pass) = self.export.limits().offered.pass() {
+                info!(
+                    disk = self.export.disk().name(),
+                    domain = self.at.domid,
+                    memory_mib = memory.map(|bytes| bytes >> 20),
+                    ring_pages_max = 1 << saying.limits.ring_order,
+                    indirect_segments = saying.limits.indirect_segments,
+                    persistent = saying.limits.persistent,
+                    suppressed = pass.suppressed,
+                    "less is offered than there is: the guest has not the memory for it"
+                );
+            }
         }
         let keys = saying.keys();
         self.say(&keys, State::InitWait)

@@ -42,7 +42,7 @@ impl Load {
         let polling = self.waiting == Waiting::Polling;
         let cpus = &lab.common.client_cpus;
         let jobs = if polling { queues.min(u16::try_from(cpus.len())?) } else { queues };
-        if !queues.is_multiple_of(jobs) {
+        if jobs == 0 || queues % jobs != 0 {
             bail!("{queues} queues cannot be shared evenly by {jobs} cores that poll");
         }
         Ok(ringway_bench::Load {

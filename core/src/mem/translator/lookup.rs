@@ -93,6 +93,7 @@ impl Translator {
     }
 
     /// Where a single piece is that is not where the last one was.
+    #[cold]
     #[inline(never)]
     pub(super) fn single_elsewhere(
         &mut self,

@@ -53,7 +53,7 @@ fn c11_qemus_locks_exclude_ours_and_ours_exclude_theirs() {
                         as_qemu(&open(&path), &[100, 101]),
                         if bytes.contains(&201) { Err(201) } else { Ok(()) }
                     );
-                    open(&path).try_lock().unwrap();
+                    try_flock(&open(&path), false).unwrap();
                 }
                 Err(error) => panic!("{what}: {error}"),
             }

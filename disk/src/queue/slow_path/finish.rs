@@ -24,7 +24,7 @@ impl SlowPath {
     ) -> Option<Finished<C>> {
         let slot = d.slots.get(tag);
         if slot.stage.is_request() {
-            if i64::from(result) == slot.request.range.len().cast_signed() {
+            if i64::from(result) == slot.request.range.len() as i64 {
                 self.leave_place(d, tag);
                 d.leave_late(tag);
                 return Some(d.slots.retire(tag, Status::Ok));
@@ -67,7 +67,7 @@ impl SlowPath {
         if advanced < slow.piece {
             // The rest of a short transfer may begin anywhere in a block.
             let block = u64::from(d.issuer.disk.alignment.offset);
-            slow.bounce |= !(range.offset() + slot.done).is_multiple_of(block);
+            slow.bounce |= (range.offset() + slot.done) % block != 0;
             d.slots.stats.continued += 1;
         }
         self.bounce.release(d, tag);

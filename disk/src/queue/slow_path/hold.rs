@@ -78,9 +78,10 @@ impl SlowPath {
         if now < self.held.due_ns {
             return;
         }
-        while let Some(&oldest) = self.held.parked.front()
-            && now >= deadline_ns(timeout, since(d.slots, oldest))
-        {
+        while let Some(&oldest) = self.held.parked.front() {
+            if now < deadline_ns(timeout, since(d.slots, oldest)) {
+                break;
+            }
             self.held.parked.pop_front();
             self.give_up(d, oldest);
         }

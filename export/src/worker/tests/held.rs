@@ -108,7 +108,7 @@ impl Scene {
                 door.pass();
                 match errno_now.load(SeqCst) {
                     0 => None,
-                    errno => Some(Fault::Error(errno.cast_signed())),
+                    errno => Some(Fault::Error(errno as i32)),
                 }
             };
             let engine = Faulty::new(Null::new(16).unwrap(), 512, choose);
@@ -166,7 +166,7 @@ impl Scene {
 #[test]
 fn c18_a_queue_stops_without_its_held_requests() {
     let scene = Scene::new();
-    scene.errno.store(libc::EIO.cast_unsigned(), SeqCst);
+    scene.errno.store(libc::EIO as u32, SeqCst);
     let id = scene.ask(5, true);
     scene.until("all are held", |scene| scene.held() == 5);
     assert_eq!(scene.handle.stats().unwrap().queues[0].held, 5);
@@ -185,7 +185,7 @@ fn c18_a_queue_stops_without_its_held_requests() {
 fn c18_without_a_record_held_requests_are_reported() {
     let scene = Scene::new();
     for (mended, status) in [(false, Status::NoSpace), (true, Status::Ok)] {
-        scene.errno.store(libc::ENOSPC.cast_unsigned(), SeqCst);
+        scene.errno.store(libc::ENOSPC as u32, SeqCst);
         let id = scene.ask(3, false);
         scene.until("all are held", |scene| scene.held() == 3);
         if mended {
@@ -203,7 +203,7 @@ fn c18_without_a_record_held_requests_are_reported() {
 #[test]
 fn c18_time_and_commands_move_held_requests() {
     let scene = Scene::new();
-    scene.errno.store(libc::ENOSPC.cast_unsigned(), SeqCst);
+    scene.errno.store(libc::ENOSPC as u32, SeqCst);
     let _ = scene.ask(4, true);
     scene.until("all are held", |scene| scene.held() == 4);
     let disk = || Arc::clone(&scene.disk);
@@ -223,7 +223,7 @@ fn c18_time_and_commands_move_held_requests() {
     scene.until("and are answered", |scene| scene.answers().len() == 4);
     assert_eq!(scene.answers()[..3], [(0, Status::Ok), (1, Status::Ok), (2, Status::Ok)]);
     assert_eq!(retry(true), 0);
-    scene.errno.store(libc::EIO.cast_unsigned(), SeqCst);
+    scene.errno.store(libc::EIO as u32, SeqCst);
     let _ = scene.ask(2, true);
     scene.until("both are held", |scene| scene.held() == 2);
     assert_eq!(retry(true), 2);
@@ -237,7 +237,7 @@ fn c18_time_and_commands_move_held_requests() {
 #[test]
 fn c18_nothing_is_held_beyond_the_end_of_a_disk_that_becomes_smaller() {
     let scene = Scene::new();
-    scene.errno.store(libc::EIO.cast_unsigned(), SeqCst);
+    scene.errno.store(libc::EIO as u32, SeqCst);
     let _ = scene.ask(4, true);
     scene.until("all are held", |scene| scene.held() == 4);
     scene.gate.shut.store(true, SeqCst);
@@ -261,7 +261,7 @@ fn c18_nothing_is_held_beyond_the_end_of_a_disk_that_becomes_smaller() {
 fn c18_a_disk_that_did_not_become_smaller_after_all_holds_as_before() {
     let scene = Scene::new();
     let capacity = scene.disk.capacity();
-    scene.errno.store(libc::EIO.cast_unsigned(), SeqCst);
+    scene.errno.store(libc::EIO as u32, SeqCst);
     scene.gate.shut.store(true, SeqCst);
     let _ = scene.ask(4, true);
     scene.until("the worker is busy", |scene| scene.gate.reached.load(SeqCst));

@@ -88,7 +88,7 @@ fn read_bytes<const N: usize>(
     const { assert!(N <= 16) };
     let mut room = [Segment::EMPTY; 16];
     // SAFETY: the list does not outlive `room`, which nothing else touches.
-    let mut parts = unsafe { Segments::over(NonNull::from_mut(&mut room[..])) };
+    let mut parts = unsafe { Segments::over(NonNull::from(&mut room[..])) };
     take(descs, skip, N as u64, mem, Access::Read, &mut parts)?;
     let mut bytes = [0; N];
     // SAFETY: `take` only names mapped guest memory; `bytes` is our own.

@@ -160,12 +160,12 @@ impl Table {
     fn open(table: Desc, mem: &mut Translator) -> Result<Self, ChainError> {
         let bytes = table.len as usize;
         let entries = bytes / size_of::<Desc>();
-        let odd = !bytes.is_multiple_of(size_of::<Desc>());
+        let odd = bytes % size_of::<Desc>() != 0;
         if bytes == 0 || odd || entries > Chain::INDIRECT_MAX {
             return Err(ChainError::BadIndirect);
         }
         let base = mem.one(table.addr, table.len);
-        let base = base.filter(|base| base.addr().get().is_multiple_of(align_of::<Desc>()));
+        let base = base.filter(|base| base.addr().get() % align_of::<Desc>() == 0);
         Ok(Self { base, addr: table.addr, entries })
     }
 
@@ -192,7 +192,7 @@ impl Table {
 fn read_straddling(addr: u64, mem: &mut Translator) -> Result<Desc, ChainError> {
     let mut room = [Segment::EMPTY; 16];
     // SAFETY: the list does not outlive `room`, which nothing else touches.
-    let mut parts = unsafe { Segments::over(NonNull::from_mut(&mut room[..])) };
+    let mut parts = unsafe { Segments::over(NonNull::from(&mut room[..])) };
     if !mem.resolve(addr, 16, Access::Read, &mut parts) {
         return Err(ChainError::TableUnmapped);
     }

@@ -112,7 +112,7 @@ impl InflightRegion {
     #[inline]
     fn at(&self, offset: usize, bytes: usize) -> *mut u8 {
         assert!(offset + bytes <= inflight_bytes(self.packed, self.entries));
-        debug_assert!(offset.is_multiple_of(bytes));
+        debug_assert!(offset % bytes == 0);
         self.base.wrapping_add(offset)
     }
 

@@ -97,10 +97,10 @@ impl<'a> World<'a> {
     fn take(&self, life: &mut Life) {
         let mut translator = self.memory.translator();
         loop {
-            if self.case.hesitant
-                && let Some((head, _)) = life.device.pop(&mut translator).unwrap()
-            {
-                life.device.put_back(head);
+            if self.case.hesitant {
+                if let Some((head, _)) = life.device.pop(&mut translator).unwrap() {
+                    life.device.put_back(head);
+                }
             }
             let Some((head, chain)) = life.device.pop(&mut translator).unwrap() else { break };
             let name = self.names[usize::from(head.index())];

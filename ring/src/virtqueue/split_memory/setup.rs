@@ -15,7 +15,7 @@ impl SplitMemory {
         for (name, address, align) in
             [("descriptor", at.desc, 16), ("available", at.avail, 2), ("used", at.used, 4)]
         {
-            if !(address as usize).is_multiple_of(align) {
+            if (address as usize) % align != 0 {
                 return Err(LayoutError::Unaligned(name, align));
             }
         }

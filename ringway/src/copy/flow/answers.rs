@@ -40,9 +40,8 @@ impl Flow<'_> {
             }
         }
         for end in [SRC, DST] {
-            while let End::Image(image) = &mut self.ends[end]
-                && let Some((ticket, result)) = image.pop()
-            {
+            while let End::Image(image) = &mut self.ends[end] {
+                let Some((ticket, result)) = image.pop() else { break };
                 found += 1;
                 if let Err(error) = self.on_file(ticket, result, watcher) {
                     first_error.get_or_insert(error);
@@ -71,11 +70,10 @@ impl Flow<'_> {
         let at = part.offset + part.done;
         match result {
             Err(errno) => {
-                if let End::File(file) = &mut self.ends[end]
-                    && self.halt.is_none()
-                    && file.adapt(method, errno)
-                {
-                    return self.send_again(slot, ticket.part as usize);
+                if let End::File(file) = &mut self.ends[end] {
+                    if self.halt.is_none() && file.adapt(method, errno) {
+                        return self.send_again(slot, ticket.part as usize);
+                    }
                 }
                 self.failed(slot);
                 Err(anyhow!(host(errno)).context(doing(verb, at)))
@@ -112,11 +110,10 @@ impl Flow<'_> {
         if status == Status::Ok {
             return self.advance(slot, ticket.part as usize, bytes);
         }
-        if let End::Disk(disk) = &mut self.ends[end]
-            && self.halt.is_none()
-            && disk.adapt(verb, status)
-        {
-            return self.send_again(slot, ticket.part as usize);
+        if let End::Disk(disk) = &mut self.ends[end] {
+            if self.halt.is_none() && disk.adapt(verb, status) {
+                return self.send_again(slot, ticket.part as usize);
+            }
         }
         self.failed(slot);
         let what = doing(verb, at);

@@ -94,6 +94,6 @@ pub(super) fn slots_of(
         let parts = Vec::with_capacity(chunk / UNIT + 2);
         slots.push(CopySlot { memory, busy: None, parts, pending: 0, writing: false });
     }
-    debug_assert!(chunk.is_multiple_of(usize::try_from(DIRECT)?));
+    debug_assert!(chunk % usize::try_from(DIRECT)? == 0);
     Ok(slots)
 }

@@ -8,7 +8,7 @@ use super::call::{Call, Rule};
 
 /// The calls of the library.
 pub(super) fn library() -> Vec<Call> {
-    let internet = [libc::AF_INET, libc::AF_INET6].map(std::ffi::c_int::cast_unsigned);
+    let internet = [libc::AF_INET, libc::AF_INET6].map(|family| family as u32);
     let mut calls = vec![
         // Monitors and OSDs: stream sockets are made and connected, never listened at.
         call!(SYS_socket, "socket", Rule::OneOf(0, internet.into())),
@@ -38,7 +38,7 @@ pub(super) fn library() -> Vec<Call> {
         call!(SYS_getegid, "getegid"),
         call!(SYS_getrusage, "getrusage"),
         call!(SYS_prlimit64, "prlimit64", Rule::OneOf(0, vec![0])),
-        call!(SYS_prctl, "prctl", Rule::OneOf(0, vec![libc::PR_GET_NAME.cast_unsigned()])),
+        call!(SYS_prctl, "prctl", Rule::OneOf(0, vec![libc::PR_GET_NAME as u32])),
         // Whether the process that had the lock before is still there: the signal 0 is none.
         call!(SYS_kill, "kill", Rule::OneOf(1, vec![0])),
         // Files are not to be had: it does without.

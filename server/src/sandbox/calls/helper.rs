@@ -74,7 +74,7 @@ fn names() -> Vec<Call> {
     calls.extend([call!(SYS_readlink, "readlink"), call!(SYS_unlink, "unlink")]);
     // The mode of sockets: on a thread with a umask of its own.
     calls.push(call!(SYS_umask, "umask"));
-    let own_folder = libc::CLONE_FS.cast_unsigned();
+    let own_folder = libc::CLONE_FS as u32;
     calls.push(call!(SYS_unshare, "unshare", Rule::OneOf(0, vec![own_folder])));
     calls
 }
@@ -117,7 +117,7 @@ fn clones() -> Vec<Call> {
 
 /// Those of disks, of the control plane, and of the daemon itself.
 fn sockets(network: bool) -> Vec<Call> {
-    let local = || Rule::OneOf(0, vec![libc::AF_UNIX.cast_unsigned()]);
+    let local = || Rule::OneOf(0, vec![libc::AF_UNIX as u32]);
     let mut calls = vec![
         call!(SYS_recvmsg, "recvmsg"),
         call!(SYS_sendmsg, "sendmsg"),
@@ -142,7 +142,7 @@ fn sockets(network: bool) -> Vec<Call> {
 /// NBD servers may be anywhere.
 fn any_host() -> Rule {
     let families = [libc::AF_UNIX, libc::AF_INET, libc::AF_INET6];
-    Rule::OneOf(0, families.map(i32::cast_unsigned).into())
+    Rule::OneOf(0, families.map(|family| family as u32).into())
 }
 
 /// The daemon's user.
@@ -162,7 +162,7 @@ fn identities() -> Vec<Call> {
 /// The group of a socket, set by a user who may only name groups of its own: of an open file, not by
 /// a path.
 fn give() -> Call {
-    call!(SYS_fchownat, "fchownat", Rule::OneOf(4, vec![libc::AT_EMPTY_PATH.cast_unsigned()]))
+    call!(SYS_fchownat, "fchownat", Rule::OneOf(4, vec![libc::AT_EMPTY_PATH as u32]))
 }
 
 /// For one read.

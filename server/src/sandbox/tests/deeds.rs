@@ -22,7 +22,7 @@ pub(super) fn path(path: &'static std::ffi::CStr) -> usize {
 
 pub(super) fn number(value: c_int) -> usize {
     // Negative ones keep their bits.
-    isize::try_from(value).unwrap().cast_unsigned()
+    isize::try_from(value).unwrap() as usize
 }
 
 /// Whose calls they are.

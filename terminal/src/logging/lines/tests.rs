@@ -1,16 +1,24 @@
 use super::*;
+use rustix::pipe::{PipeFlags, pipe_with};
+use std::fs::File;
 use std::io::Read;
 use std::os::fd::{AsFd, OwnedFd};
+
+/// Both ends of a new pipe: what is read, and what is written.
+fn pipe() -> (File, OwnedFd) {
+    let (reader, writer) = pipe_with(PipeFlags::CLOEXEC).unwrap();
+    (reader.into(), writer)
+}
 
 fn notice(lost: u64) -> Vec<u8> {
     format!("{lost} lost\n").into_bytes()
 }
 
 /// A queue whose thread writes into a pipe of 64 KiB.
-fn piped() -> (&'static Lines, std::io::PipeReader, &'static OwnedFd) {
-    let (reader, writer) = std::io::pipe().unwrap();
+fn piped() -> (&'static Lines, File, &'static OwnedFd) {
+    let (reader, writer) = pipe();
     let lines: &Lines = Box::leak(Box::new(Lines::new()));
-    let writer: &OwnedFd = Box::leak(Box::new(writer.into()));
+    let writer: &OwnedFd = Box::leak(Box::new(writer));
     std::thread::spawn(|| lines.write_all(writer.as_fd(), notice));
     while lines.lock().writer != Writer::Thread {
         std::thread::yield_now();
@@ -92,7 +100,7 @@ fn e01_a_full_disk_keeps_lines_until_there_is_room() {
 /// A daemon with one thread, before it starts the one that writes.
 #[test]
 fn whoever_logs_first_is_not_blocked_either() {
-    let (mut reader, writer) = std::io::pipe().unwrap();
+    let (mut reader, writer) = pipe();
     let lines = Lines::new();
     lines.set_writer(Writer::CallerNow);
     let many = 2 * (64 << 10) / line(0).len();

@@ -58,11 +58,11 @@ pub(crate) fn shake_hands(
         answer.clear();
         let mut next = handshake.take(&bytes, &mut answer);
         // Said before the client believes that it is connected.
-        if let Ok(Next::Begin(negotiated)) = next
-            && !admit(negotiated.export)
-        {
-            answer.clear();
-            next = handshake.has_no_place(&mut answer);
+        if let Ok(Next::Begin(negotiated)) = next {
+            if !admit(negotiated.export) {
+                answer.clear();
+                next = handshake.has_no_place(&mut answer);
+            }
         }
         peer.send(&answer)?;
         match next? {

@@ -26,10 +26,10 @@ impl Session {
         }
         let changed = features ^ self.features;
         // A migration begins and ends while queues run.
-        if changed & !F_LOG_ALL != 0
-            && let Some(running) = self.vrings.iter().position(Vring::is_running)
-        {
-            return Err(Refusal::Running(running));
+        if changed & !F_LOG_ALL != 0 {
+            if let Some(running) = self.vrings.iter().position(Vring::is_running) {
+                return Err(Refusal::Running(running));
+            }
         }
         let before = std::mem::replace(&mut self.features, features);
         if changed & F_LOG_ALL != 0 {
@@ -59,15 +59,15 @@ impl Session {
         let (without_journal, left) = disk.without_journal();
         self.without_journal = Some(without_journal);
         // They are written once more before the guest is told that its last ring has stopped.
-        if let Err(error) = left
-            && let Some(pass) = self.export.limits().refused.pass()
-        {
-            let (disk, suppressed) = (disk.name(), pass.suppressed);
-            warn!(
-                disk,
-                suppressed,
-                "a migration begins, and not all that was answered is in its image: {error}"
-            );
+        if let Err(error) = left {
+            if let Some(pass) = self.export.limits().refused.pass() {
+                let (disk, suppressed) = (disk.name(), pass.suppressed);
+                warn!(
+                    disk,
+                    suppressed,
+                    "a migration begins, and not all that was answered is in its image: {error}"
+                );
+            }
         }
     }
 

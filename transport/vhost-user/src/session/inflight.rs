@@ -31,21 +31,20 @@ impl Session {
     pub(super) fn part_of(&mut self, at: usize, format: Format) -> Option<QueueInflight> {
         let region = self.inflight.as_mut()?;
         let part = region.part(at, format);
-        if part.is_none()
-            && !std::mem::replace(&mut region.said_small, true)
-            && let Some(pass) = self.export.limits().offered.pass()
-        {
-            let (disk, suppressed) = (self.export.disk().name(), pass.suppressed);
-            warn!(
-                disk,
-                queue = at,
-                suppressed,
-                "the front-end's region for requests in flight has no room for this queue of {} \
+        if part.is_none() && !std::mem::replace(&mut region.said_small, true) {
+            if let Some(pass) = self.export.limits().offered.pass() {
+                let (disk, suppressed) = (self.export.disk().name(), pass.suppressed);
+                warn!(
+                    disk,
+                    queue = at,
+                    suppressed,
+                    "the front-end's region for requests in flight has no room for this queue of {} \
                  descriptors: it is served, and not recorded. If the daemon is killed, requests in \
                  flight are lost and their guest waits for them for ever; an ordinary stop loses none. \
                  A reset of the guest gives it a region that is large enough",
-                format.size
-            );
+                    format.size
+                );
+            }
         }
         part
     }
@@ -53,12 +52,13 @@ impl Session {
     /// The front-end knows where a queue has stopped, and may begin anew anywhere. Until it knew,
     /// the record was the only one to say it.
     pub(super) fn forget_inflight(&mut self, index: u32) {
-        if let Some(vring) = self.vrings.get_mut(index as usize)
-            && !vring.is_running()
-            && let Some(record) = vring.drained.take()
-        {
-            kill_point!(BaseAnswered);
-            record.renew();
+        if let Some(vring) = self.vrings.get_mut(index as usize) {
+            if !vring.is_running() {
+                if let Some(record) = vring.drained.take() {
+                    kill_point!(BaseAnswered);
+                    record.renew();
+                }
+            }
         }
     }
 }

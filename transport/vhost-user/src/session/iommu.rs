@@ -164,10 +164,8 @@ impl Session {
 
     /// Sends what is to be asked, as far as the front-end takes it now: nobody waits here.
     fn ask_front_end(&mut self) {
-        while let Some(channel) = &self.backend_channel
-            && let Some(iommu) = &mut self.iommu
-            && let Some(miss) = iommu.next_question()
-        {
+        while let (Some(channel), Some(iommu)) = (&self.backend_channel, &mut self.iommu) {
+            let Some(miss) = iommu.next_question() else { break };
             let question = iommu::question(miss);
             let flags = 1 | VhostUserHeaderFlag::NEED_REPLY.bits();
             let words = [BackendReq::IOTLB_MSG as u32, flags, iommu::QUESTION_BYTES];
@@ -263,16 +261,16 @@ impl Session {
         let Some(iommu) = &mut self.iommu else { return Ok(()) };
         let for_a_ring =
             iommu.who_wants(miss).is_empty() && self.vrings.iter().any(Vring::is_ready);
-        if for_a_ring
-            && !std::mem::replace(&mut iommu.ring_fault_logged, true)
-            && let Some(pass) = self.export.limits().refused.pass()
-        {
-            let (disk, suppressed) = (self.export.disk().name(), pass.suppressed);
-            let page = format_args!("{:#x}", miss.page);
-            warn!(
-                disk,
-                suppressed, "a ring cannot be reached: the front-end has no translation of {page}"
-            );
+        if for_a_ring && !std::mem::replace(&mut iommu.ring_fault_logged, true) {
+            if let Some(pass) = self.export.limits().refused.pass() {
+                let (disk, suppressed) = (self.export.disk().name(), pass.suppressed);
+                warn!(
+                    disk,
+                    suppressed,
+                    "a ring cannot be reached: the front-end has no translation of {:#x}",
+                    miss.page
+                );
+            }
         }
         iommu.deny(miss);
         self.pass_answers_on()

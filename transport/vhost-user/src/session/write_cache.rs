@@ -34,12 +34,12 @@ impl Session {
 
     /// There is a region now; what it says of the write cache is of the guest that it belongs to.
     pub(super) fn write_cache_of_region(&mut self) {
-        if let Some(on) = self.inflight.as_ref().and_then(|inflight| inflight.write_cache())
-            && self.cache_known != Known::Settled
-        {
-            self.cache_known = Known::Settled;
-            self.writeback = on && self.export.may_write_back();
-            self.export.set_writeback(self.writeback);
+        if let Some(on) = self.inflight.as_ref().and_then(|inflight| inflight.write_cache()) {
+            if self.cache_known != Known::Settled {
+                self.cache_known = Known::Settled;
+                self.writeback = on && self.export.may_write_back();
+                self.export.set_writeback(self.writeback);
+            }
         }
     }
 
@@ -66,14 +66,11 @@ impl Session {
         }
         self.note_write_cache();
         let disk = self.export.disk();
-        if first
-            && !goes_on
-            && self.has_asked
-            && disk.forgive_flush()
-            && let Some(pass) = self.export.limits().settled.pass()
-        {
-            let (disk, suppressed) = (disk.name(), pass.suppressed);
-            info!(disk, suppressed, "a guest begins afresh: that a flush had failed is over");
+        if first && !goes_on && self.has_asked && disk.forgive_flush() {
+            if let Some(pass) = self.export.limits().settled.pass() {
+                let (disk, suppressed) = (disk.name(), pass.suppressed);
+                info!(disk, suppressed, "a guest begins afresh: that a flush had failed is over");
+            }
         }
         Ok(())
     }

@@ -167,12 +167,16 @@ fn read_page<H: Host>(
     grant: u32,
     into: &mut [u8],
 ) -> Result<(), NotGranted> {
-    if persistent && let Ok(place) = pages.hold(host, grant) {
-        // SAFETY: the page is mapped while it is held, and a list is at most a page. The guest may
-        // write to it meanwhile: bytes are copied once, and any bytes are judged afterwards.
-        unsafe { std::ptr::copy_nonoverlapping(pages.base(place), into.as_mut_ptr(), into.len()) };
-        pages.release(place);
-        return Ok(());
+    if persistent {
+        if let Ok(place) = pages.hold(host, grant) {
+            // SAFETY: the page is mapped while it is held, and a list is at most a page. The guest may
+            // write to it meanwhile: bytes are copied once, and any bytes are judged afterwards.
+            unsafe {
+                std::ptr::copy_nonoverlapping(pages.base(place), into.as_mut_ptr(), into.len())
+            };
+            pages.release(place);
+            return Ok(());
+        }
     }
     let len = u16::try_from(into.len()).map_err(|_| NotGranted)?;
     let (direction, local) = (Direction::FromGuest, into.as_mut_ptr());

@@ -9,12 +9,12 @@ impl<H: Host> Queue<H> {
     pub(super) fn set_aside(&mut self, entry: u16) {
         self.out -= 1;
         self.let_go(entry);
-        if let Some(barrier) = self.barrier.take()
-            && barrier.entry != entry
-        {
-            // It was waiting for the others, and nothing behind it was taken.
-            self.let_go(barrier.entry);
-            self.left.push_back(barrier.entry);
+        if let Some(barrier) = self.barrier.take() {
+            if barrier.entry != entry {
+                // It was waiting for the others, and nothing behind it was taken.
+                self.let_go(barrier.entry);
+                self.left.push_back(barrier.entry);
+            }
         }
         // Requests that are in flight together have no order; a barrier stays behind all of them.
         self.left.push_front(entry);

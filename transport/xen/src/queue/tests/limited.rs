@@ -31,7 +31,8 @@ fn a23_a_xen_guest_is_limited_too() {
     let bell = unsafe { BorrowedFd::borrow_raw(queue.doorbell()) }.try_clone_to_owned().unwrap();
     let ask = |front: &mut Front, count: u64| {
         for at in 0..count {
-            let with = With::Pieces(&[GrantPiece::whole(grant(1))]);
+            let piece = [GrantPiece::whole(grant(1))];
+            let with = With::Pieces(&piece);
             front.push(Ask { command: Command::Read, sector: 8 * at, with }).unwrap();
         }
         let _ = front.publish();
