@@ -14,6 +14,7 @@ use packed_state::Packed;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
+use std::collections::HashMap;
 use std::io::{self, IoSlice, Read};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -207,6 +208,7 @@ pub struct RawGuest {
     calls: Vec<OwnedFd>,
     avail: Vec<u16>,
     used_seen: Vec<u16>,
+    moved: HashMap<u64, u64>,
 }
 
 impl RawGuest {
@@ -250,6 +252,7 @@ impl RawGuest {
             calls: Vec::new(),
             avail: vec![0; 16],
             used_seen: vec![0; 16],
+            moved: HashMap::new(),
         };
         let features = features | F_PROTOCOL;
         assert!(guest.client.acked(request::SET_FEATURES, &words(&[features]), &[]).unwrap());
@@ -344,12 +347,31 @@ impl RawGuest {
         (base, base + 0x6000, base + 0x8000)
     }
 
+    /// From now on the guest's own addresses of this page mean the physical page `to`, where its content goes.
+    pub fn move_page(&mut self, page: u64, to: u64) {
+        let content = self.peek(page, 4096);
+        self.moved.insert(page, to);
+        self.poke(page, &content);
+    }
+
+    /// Where in the file the byte at `addr` is, and how many of `len` are there.
+    fn place(&self, addr: u64, len: usize) -> (u64, usize) {
+        let (page, offset) = (addr & !4095, addr & 4095);
+        let here = len.min(usize::try_from(4096 - offset).unwrap_or(0));
+        (self.moved.get(&page).unwrap_or(&page) + offset - GUEST_BASE, here)
+    }
+
     /// Writes guest memory.
     ///
     /// # Panics
     /// If the address is not in the guest's memory.
-    pub fn poke(&self, addr: u64, bytes: &[u8]) {
-        self.memory.write_all_at(bytes, addr - GUEST_BASE).expect("guest memory");
+    pub fn poke(&self, mut addr: u64, mut bytes: &[u8]) {
+        while !bytes.is_empty() {
+            let (at, here) = self.place(addr, bytes.len());
+            let (now, rest) = bytes.split_at(here);
+            self.memory.write_all_at(now, at).expect("guest memory");
+            (addr, bytes) = (addr + here as u64, rest);
+        }
     }
 
     /// Reads guest memory.
@@ -359,7 +381,12 @@ impl RawGuest {
     #[must_use]
     pub fn peek(&self, addr: u64, len: usize) -> Vec<u8> {
         let mut bytes = vec![0; len];
-        self.memory.read_exact_at(&mut bytes, addr - GUEST_BASE).expect("guest memory");
+        let mut done = 0;
+        while done < len {
+            let (at, here) = self.place(addr + done as u64, len - done);
+            self.memory.read_exact_at(&mut bytes[done..done + here], at).expect("guest memory");
+            done += here;
+        }
         bytes
     }
 

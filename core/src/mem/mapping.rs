@@ -2,7 +2,7 @@
 
 use super::error::MappingError;
 use super::page::page_size;
-use super::quota::{Quota, Taken};
+use super::quota::{Kind, Quota, Taken};
 use super::sigbus;
 use crate::file::FileShape;
 use std::fs::File;
@@ -19,12 +19,14 @@ use std::sync::Arc;
 /// # Invariants
 /// 1. `whole..whole+whole_len` is a mapping of ours; `start..start+len` lies in it.
 /// 2. `guard` watches exactly that mapping for SIGBUS, unless no file is behind it.
+/// 3. It can be mapped and unmapped in units of `unit` bytes.
 #[derive(Debug)]
 pub struct Mapping {
     start: NonNull<u8>,
     len: usize,
     whole: NonNull<u8>,
     whole_len: usize,
+    unit: usize,
     guard: Option<sigbus::Guard>,
     /// Its part of a quota, until it is unmapped.
     _taken: Option<Taken>,
@@ -86,10 +88,10 @@ impl Mapping {
         else {
             return Err(bad);
         };
-        let taken = quota.map(|quota| quota.take(whole_len as u64)).transpose()?;
+        let taken = quota.map(|quota| quota.take(Kind::Bytes, whole_len as u64)).transpose()?;
         let flags = libc::MAP_SHARED | libc::MAP_NORESERVE;
         let mut mapping = Self::map(whole_len, flags, file.as_raw_fd(), from)?;
-        mapping._taken = taken;
+        (mapping._taken, mapping.unit) = (taken, unit);
         Ok(mapping.narrowed(skip, len))
     }
 
@@ -109,17 +111,51 @@ impl Mapping {
             return Err(io::Error::last_os_error());
         }
         let base = NonNull::new(base.cast::<u8>()).expect("mmap does not return null");
+        let (unit, guard) = (page_size(), None);
+        let mut mapping =
+            Self { start: base, len, whole: base, whole_len: len, unit, guard, _taken: None };
         // Memory of our own cannot be cut short.
-        let watched = (fd >= 0).then(|| sigbus::Guard::watch(base.as_ptr() as usize, len));
-        let guard = match watched.transpose() {
-            Ok(guard) => guard,
-            Err(e) => {
-                // SAFETY: the mapping was made above and nobody has seen it.
-                unsafe { libc::munmap(base.as_ptr().cast(), len) };
-                return Err(e);
+        if fd >= 0 {
+            mapping.watch()?;
+        }
+        Ok(mapping)
+    }
+
+    /// A file is behind it, which may be cut short.
+    fn watch(&mut self) -> io::Result<()> {
+        let watched = sigbus::Guard::watch(self.whole.as_ptr() as usize, self.whole_len);
+        self.guard = Some(watched?);
+        Ok(())
+    }
+
+    /// Pages of other mappings of files, which adjoin here: each is the address of the first and how many
+    /// bytes there are.
+    ///
+    /// # Safety
+    /// They are pages of ours of [`Mapping::of_peer`] or [`Mapping::of_file`], whose unit is a page.
+    pub(super) unsafe fn of_pages(
+        quota: &Arc<Quota>,
+        pages: &[(usize, usize)],
+    ) -> Result<Self, MappingError> {
+        let len = pages.iter().map(|&(_, bytes)| bytes).sum::<usize>();
+        let taken = quota.take(Kind::Bytes, len as u64)?;
+        let mut mapping = Self::anonymous(len)?;
+        let mut at = mapping.whole.as_ptr();
+        for &(first, bytes) in pages {
+            let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED;
+            // SAFETY: an old length of 0 maps the same pages of the file once more and leaves the old mapping as
+            // it is (mremap(2)); what is there until now is memory of ours that nobody has seen.
+            let here = unsafe {
+                libc::mremap(first as *mut _, 0, bytes, flags, at.cast::<libc::c_void>())
+            };
+            if here == libc::MAP_FAILED {
+                return Err(io::Error::last_os_error().into());
             }
-        };
-        Ok(Self { start: base, len, whole: base, whole_len: len, guard, _taken: None })
+            at = at.wrapping_add(bytes);
+        }
+        mapping.watch()?;
+        mapping._taken = Some(taken);
+        Ok(mapping)
     }
 
     fn narrowed(mut self, skip: usize, len: usize) -> Self {
@@ -150,6 +186,11 @@ impl Mapping {
     pub fn at(&self, offset: usize) -> *mut u8 {
         assert!(offset <= self.len, "offset {offset} is beyond a mapping of {} bytes", self.len);
         self.start.as_ptr().wrapping_add(offset)
+    }
+
+    /// How many bytes of it can be mapped by themselves.
+    pub(super) fn unit(&self) -> usize {
+        self.unit
     }
 
     /// True once a part of the memory vanished because its file was cut short.

@@ -1,6 +1,7 @@
 //! Memory: pieces of it, the guest's map of it, and our own page-aligned pool.
 
 mod error;
+mod gathered;
 mod iotlb;
 mod map;
 mod mapping;
@@ -12,6 +13,7 @@ mod translator;
 
 pub use crate::request::{Segment, Segments};
 pub use error::MappingError;
+pub use gathered::Gathered;
 pub use iotlb::{Access, HostRange, IOMMU_PAGE, Iotlb, Miss, Permission, Pieces, Translation};
 pub use map::{GuestMap, MapError, Region};
 pub use mapping::Mapping;

@@ -79,7 +79,7 @@ pub(super) fn of(kind: CallerKind, guests: Guests) -> Vec<Call> {
 fn wider(one: &Rule, other: Rule) -> Rule {
     match (one, other) {
         (Rule::Always, _) | (_, Rule::Always) => Rule::Always,
-        (Rule::Refused, Rule::OfItself) => Rule::OfItself,
+        (Rule::Refused, Rule::Zero(argument)) => Rule::Zero(argument),
         (Rule::OneOf(argument, one), Rule::OneOf(_, other)) => {
             Rule::OneOf(*argument, union(one, other))
         }
@@ -146,7 +146,8 @@ fn worker(guests: Guests) -> Vec<Call> {
         // Whether a file is in memory.
         call!(SYS_fstatfs, "fstatfs"),
         // Leaving a CPU that a guest needs.
-        call!(SYS_sched_getaffinity, "sched_getaffinity", Rule::OfItself),
+        // 0 is the thread that asks.
+        call!(SYS_sched_getaffinity, "sched_getaffinity", Rule::Zero(0)),
         call!(SYS_sched_setaffinity, "sched_setaffinity", Rule::OneOf(0, vec![0])),
         // Which one that is, without one in the vDSO.
         call!(SYS_getcpu, "getcpu"),
@@ -196,6 +197,8 @@ fn control(guests: Guests) -> Vec<Call> {
         call!(SYS_ftruncate, "ftruncate"),
         call!(SYS_memfd_create, "memfd_create"),
         call!(SYS_eventfd2, "eventfd2"),
+        // Pages of a ring that are to adjoin: what is 0 bytes long is mapped once more, and nothing moved.
+        call!(SYS_mremap, "mremap", Rule::Zero(1)),
         call!(SYS_epoll_create1, "epoll_create1"),
         call!(SYS_io_setup, "io_setup"),
         call!(SYS_clone, "clone", threads_only()),

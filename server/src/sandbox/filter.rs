@@ -23,7 +23,7 @@ pub(super) fn compile(calls: &[Call], mode: Mode) -> anyhow::Result<Program> {
 /// Answers with ENOSYS what of `calls` is not to be, and lets everything else pass. Of several filters the
 /// strictest answer counts, and this one is stricter than letting pass.
 pub(super) fn compile_refusals(calls: &[Call]) -> anyhow::Result<Program> {
-    let refused = |call: &&Call| matches!(call.rule, Rule::Refused | Rule::OfItself);
+    let refused = |call: &&Call| matches!(call.rule, Rule::Refused | Rule::Zero(_));
     let refused: Vec<Call> = calls.iter().filter(refused).cloned().collect();
     let errno = SeccompAction::Errno(libc::ENOSYS as u32);
     program(&refused, refusals, SeccompAction::Allow, errno)
@@ -52,7 +52,7 @@ fn conditions(rule: &Rule) -> Result<Vec<SeccompRule>, BackendError> {
     };
     match rule {
         // Of the last two, the filter of refusals knows more.
-        Rule::Always | Rule::Refused | Rule::OfItself => Ok(Vec::new()),
+        Rule::Always | Rule::Refused | Rule::Zero(_) => Ok(Vec::new()),
         Rule::OneOf(argument, values) => {
             values.iter().map(|&v| SeccompRule::new(vec![equal(*argument, v)?])).collect()
         }
@@ -69,11 +69,9 @@ fn conditions(rule: &Rule) -> Result<Vec<SeccompRule>, BackendError> {
 
 /// When a call is answered with ENOSYS, for those that ever are.
 fn refusals(rule: &Rule) -> Result<Vec<SeccompRule>, BackendError> {
-    let conditions = match rule {
-        Rule::OfItself => vec![SeccompCondition::new(0, Dword, SeccompCmpOp::Ne, 0)?],
-        _ => return Ok(Vec::new()),
-    };
-    Ok(vec![SeccompRule::new(conditions)?])
+    let Rule::Zero(argument) = *rule else { return Ok(Vec::new()) };
+    let condition = SeccompCondition::new(argument, Dword, SeccompCmpOp::Ne, 0)?;
+    Ok(vec![SeccompRule::new(vec![condition])?])
 }
 
 /// Puts a filter on this thread and all that it will start. It adds to those that are there.

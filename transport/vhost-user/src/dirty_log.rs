@@ -6,6 +6,7 @@
 //! too seldom.
 
 use super::message::Message;
+use super::ring_place::RingPlace;
 use ringway_core::Segment;
 use ringway_core::mem::{GuestMap, Mapping, MappingError, Quota};
 use ringway_export::PeerEventfd;
@@ -20,8 +21,8 @@ use std::sync::atomic::{AtomicBool, AtomicU8, fence};
 const PAGE: u64 = 0x1000;
 
 /// Bytes of an element of the split used ring, and of a packed descriptor (VIRTIO 1.2 §2.7.8, §2.8.13).
-const USED_ELEM: u64 = 8;
-const PACKED_DESC: u64 = 16;
+const USED_ELEM: usize = 8;
+const PACKED_DESC: usize = 16;
 
 /// Why a log was refused.
 #[derive(Debug, thiserror::Error)]
@@ -88,6 +89,23 @@ struct Span {
     guest: u64,
 }
 
+/// Where a ring is written. For a packed ring these are the descriptors and the device area.
+#[derive(Clone, Copy, Debug)]
+struct RingMarks {
+    /// Our address of the descriptors.
+    descs: usize,
+    device: DeviceArea,
+}
+
+/// Where the device area is.
+#[derive(Clone, Copy, Debug)]
+enum DeviceArea {
+    /// At this address, as it is logged.
+    Guest(u64),
+    /// At this one of ours, which says where in the guest's memory.
+    Here(usize),
+}
+
 /// What one queue needs to mark what it writes. It never changes while the queue has it.
 #[derive(Debug)]
 pub(super) struct QueueLog {
@@ -95,9 +113,8 @@ pub(super) struct QueueLog {
     /// Sorted by host address.
     spans: Box<[Span]>,
     format: Format,
-    /// Where the ring is written, as logged; `None` if writes to the ring are not to be logged. For
-    /// a packed ring: the descriptors and the device area.
-    ring: Option<(u64, u64)>,
+    /// Where the ring is written; `None` if that is not to be logged.
+    ring: Option<RingMarks>,
     bell: Option<Arc<PeerEventfd>>,
     bell_lost: AtomicBool,
 }
@@ -107,8 +124,8 @@ pub(super) struct QueueLog {
 pub(super) struct Logged<'a> {
     pub(super) map: &'a GuestMap,
     pub(super) format: Format,
-    /// The ring, if it is known where it is.
-    pub(super) areas: Option<Areas>,
+    /// Where its ring is.
+    pub(super) place: &'a RingPlace,
     /// Under which guest address writes to the device area are logged, if they are.
     pub(super) log_at: Option<u64>,
     /// That address is an I/O virtual one. The log has guest-physical ones: the ring's own place says
@@ -129,6 +146,13 @@ impl QueueLog {
             .map(|r| Span { host: r.mapping.at(0) as usize, len: r.mapping.len(), guest: r.guest })
             .collect();
         spans.sort_by_key(|span| span.host);
+        let pieces = about.place.pieces().filter_map(|(host, there, len)| {
+            let guest = guest_of(&spans, there)?;
+            Some(Span { host, len, guest })
+        });
+        let pieces: Vec<Span> = pieces.collect();
+        spans.extend(pieces);
+        spans.sort_by_key(|span| span.host);
         let mut log = Self {
             area: Arc::clone(area),
             spans: spans.into_boxed_slice(),
@@ -137,12 +161,15 @@ impl QueueLog {
             bell: about.bell,
             bell_lost: AtomicBool::new(false),
         };
-        if let (Some(areas), Some(device)) = (about.areas, about.log_at) {
-            let physical = about.behind_iommu.then(|| log.guest_of(areas.device)).flatten();
-            let device = physical.unwrap_or(device);
-            let bytes = about.format.area_bytes().2 as u64;
-            area.check_covers(device.saturating_add(bytes))?;
-            log.ring = log.guest_of(areas.desc).map(|descs| (descs, device));
+        if let Some(at) = about.log_at {
+            let Areas { desc, device, .. } = about.place.areas;
+            let device = if about.behind_iommu {
+                DeviceArea::Here(device as usize)
+            } else {
+                area.check_covers(at.saturating_add(about.format.area_bytes().2 as u64))?;
+                DeviceArea::Guest(at)
+            };
+            log.ring = Some(RingMarks { descs: desc as usize, device });
         }
         Ok(log)
     }
@@ -152,27 +179,37 @@ impl QueueLog {
         self.area.mapping.is_lost()
     }
 
-    fn guest_of(&self, host: *const u8) -> Option<u64> {
-        let after = self.spans.partition_point(|span| span.host <= host as usize);
-        let span = self.spans[after.checked_sub(1)?];
-        let offset = host as usize - span.host;
-        (offset < span.len).then_some(span.guest + offset as u64)
+    /// Marks what is at these bytes of ours, as far as it is the guest's memory.
+    fn mark_here(&self, mut host: usize, mut len: usize) {
+        while len > 0
+            && let Some(span) = span_of(&self.spans, host)
+        {
+            let offset = host - span.host;
+            let bytes = len.min(span.len - offset);
+            self.area.mark(span.guest + offset as u64, bytes as u64);
+            (host, len) = (host + bytes, len - bytes);
+        }
+    }
+
+    /// Marks bytes of the device area.
+    fn mark_device(&self, area: DeviceArea, offset: usize, len: usize) {
+        match area {
+            DeviceArea::Guest(at) => self.area.mark(at + offset as u64, len as u64),
+            DeviceArea::Here(at) => self.mark_here(at + offset, len),
+        }
     }
 
     /// The device has read data into this memory.
     pub(super) fn read_into(&self, segments: &[Segment]) {
         for segment in segments {
-            // What was resolved lies in one region; nothing else is handed out.
-            if let Some(guest) = self.guest_of(segment.base) {
-                self.area.mark(guest, segment.len as u64);
-            }
+            self.mark_here(segment.base as usize, segment.len);
         }
     }
 
     /// The device has written an answer.
     pub(super) fn answered(&self, status_at: &StatusByte) {
-        if let Some(guest) = status_at.address().and_then(|at| self.guest_of(at.as_ptr())) {
-            self.area.mark(guest, 1);
+        if let Some(at) = status_at.address() {
+            self.mark_here(at.as_ptr() as usize, 1);
         }
     }
 
@@ -181,17 +218,18 @@ impl QueueLog {
         if places.count == 0 {
             return;
         }
-        if let Some((descs, device)) = self.ring {
-            let (first, size) = (u64::from(places.first), u64::from(self.format.size));
-            let here = u64::from(places.count).min(size - first);
-            let around = u64::from(places.count) - here;
-            let (base, each) =
-                if self.format.packed { (descs, PACKED_DESC) } else { (device + 4, USED_ELEM) };
-            self.area.mark(base + each * first, each * here);
-            self.area.mark(base, each * around);
-            if !self.format.packed {
+        if let Some(RingMarks { descs, device }) = self.ring {
+            let (first, size) = (usize::from(places.first), usize::from(self.format.size));
+            let here = usize::from(places.count).min(size - first);
+            let around = usize::from(places.count) - here;
+            if self.format.packed {
+                self.mark_here(descs + PACKED_DESC * first, PACKED_DESC * here);
+                self.mark_here(descs, PACKED_DESC * around);
+            } else {
+                self.mark_device(device, 4 + USED_ELEM * first, USED_ELEM * here);
+                self.mark_device(device, 4, USED_ELEM * around);
                 // The used index.
-                self.area.mark(device + 2, 2);
+                self.mark_device(device, 2, 2);
             }
         }
         self.signal();
@@ -199,10 +237,10 @@ impl QueueLog {
 
     /// The device has written what it wants to be told: flags, event index, event structure.
     pub(super) fn wished(&self) {
-        if let Some((_, device)) = self.ring {
-            self.area.mark(device, 4);
+        if let Some(RingMarks { device, .. }) = self.ring {
+            self.mark_device(device, 0, 4);
             if !self.format.packed && self.format.event_idx {
-                self.area.mark(device + 4 + USED_ELEM * u64::from(self.format.size), 2);
+                self.mark_device(device, 4 + USED_ELEM * usize::from(self.format.size), 2);
             }
         }
     }
@@ -221,6 +259,18 @@ impl QueueLog {
             }
         }
     }
+}
+
+/// The span that holds our address `host`. They are sorted and do not overlap.
+fn span_of(spans: &[Span], host: usize) -> Option<Span> {
+    let after = spans.partition_point(|span| span.host <= host);
+    let span = spans[after.checked_sub(1)?];
+    (host - span.host < span.len).then_some(span)
+}
+
+/// The guest's address of what is at ours.
+fn guest_of(spans: &[Span], host: usize) -> Option<u64> {
+    span_of(spans, host).map(|span| span.guest + (host - span.host) as u64)
 }
 
 /// Checks that a log has a bit for every page of guest memory.
@@ -289,8 +339,8 @@ mod tests {
         let areas = Areas { desc: at(0), driver: at(0x8000), device: at(0xa000) };
         let log_at = Some(0x20_a000);
         let behind_iommu = false;
-        let about =
-            Logged { map: &map, format, areas: Some(areas), log_at, behind_iommu, bell: None };
+        let place = &RingPlace::whole(areas);
+        let about = Logged { map: &map, format, place, log_at, behind_iommu, bell: None };
         let log = QueueLog::new(&area(4096), about).unwrap();
         (map, log)
     }
@@ -324,13 +374,14 @@ mod tests {
     #[test]
     fn only_what_lies_in_guest_memory_has_a_guest_address() {
         let (map, log) = ring_log(false);
+        let guest = |at: *mut u8| guest_of(&log.spans, at as usize);
         for region in map.regions() {
-            assert_eq!(log.guest_of(region.mapping.at(0)), Some(region.guest));
-            assert_eq!(log.guest_of(region.mapping.at(0xffff)), Some(region.guest + 0xffff));
+            assert_eq!(guest(region.mapping.at(0)), Some(region.guest));
+            assert_eq!(guest(region.mapping.at(0xffff)), Some(region.guest + 0xffff));
         }
         let highest = map.regions().iter().max_by_key(|region| region.mapping.at(0)).unwrap();
-        assert_eq!(log.guest_of(highest.mapping.at(0xffff).wrapping_add(1)), None);
+        assert_eq!(guest(highest.mapping.at(0xffff).wrapping_add(1)), None);
         let lowest = map.regions().iter().min_by_key(|region| region.mapping.at(0)).unwrap();
-        assert_eq!(log.guest_of(lowest.mapping.at(0).wrapping_sub(1)), None);
+        assert_eq!(guest(lowest.mapping.at(0).wrapping_sub(1)), None);
     }
 }

@@ -4,12 +4,15 @@
 //! What is here knows nothing of queues that run; `session/iommu.rs` does.
 
 use super::message::{IOTLB_BYTES_PADDED, Message};
+use super::ring_place::{AREAS, RingPlace};
 use super::start::{StartError, UserAddresses};
 use ringway_core::mem::{
-    Access, GuestMap, HostRange, IOMMU_PAGE, Iotlb, MISSES_MAX, Miss, Permission, Translation,
+    Access, GuestMap, HostRange, IOMMU_PAGE, Iotlb, MISSES_MAX, MappingError, Miss, Permission,
+    Quota, Translation, page_size,
 };
-use ringway_ring::virtqueue::{Areas, Format};
+use ringway_ring::virtqueue::{Format, QUEUE_SIZE_MAX};
 use std::collections::VecDeque;
+use std::sync::Arc;
 
 /// Translations kept for a connection: 1.3 MiB. One more, and all are forgotten, and asked for again
 /// when they are needed.
@@ -17,6 +20,10 @@ pub(super) const TRANSLATIONS_MAX: usize = 32_768;
 
 /// Questions that the front-end has not answered yet; others wait until it does.
 pub(super) const ASKED_MAX: usize = 64;
+
+/// Pieces that an area of a ring may lie in: pages of its largest, which are 16 bytes a descriptor, and one
+/// more as it may begin in the middle of a page.
+const AREA_PIECES_MAX: usize = 16 * QUEUE_SIZE_MAX as usize / 4096 + 1;
 
 /// Questions of one queue that were not sent yet: what a request or a ring needs is asked for in steps.
 const UNSENT_MAX: usize = MISSES_MAX;
@@ -315,44 +322,44 @@ impl Iommu {
         hosts
     }
 
-    /// Where the ring of queue `queue` at these I/O virtual addresses is here: `None` until all of it is
+    /// Where the ring of queue `queue` at these I/O virtual addresses is in `map`: `None` until all of it is
     /// known, which is asked for.
-    pub(super) fn areas(
+    pub(super) fn ring_place(
         &mut self,
         queue: usize,
         at: UserAddresses,
         format: Format,
-    ) -> Result<Option<Areas>, StartError> {
-        let mut places = [None; 3];
-        for (place, (name, iova, len, access)) in places.iter_mut().zip(ring_parts(at, format)) {
-            let found = self.table.pieces(iova, len, access, MISSES_MAX);
-            if !found.missed.is_empty() {
-                found.missed.into_iter().for_each(|miss| self.ask(queue, miss));
-                continue;
+        map: &GuestMap,
+        quota: &Arc<Quota>,
+    ) -> Result<Option<RingPlace>, StartError> {
+        let mut is_known = true;
+        let mut pieces = [const { Vec::new() }; 3];
+        for ((pieces, name), (iova, len, access)) in
+            pieces.iter_mut().zip(AREAS).zip(ring_parts(at, format))
+        {
+            let found = self.table.pieces(iova, len, access, AREA_PIECES_MAX);
+            is_known &= found.missed.is_empty();
+            found.missed.into_iter().for_each(|miss| self.ask(queue, miss));
+            let known: u64 = found.known.iter().map(|&(_, bytes)| bytes).sum();
+            if found.known.len() == AREA_PIECES_MAX && known < len {
+                let page = page_size();
+                return Err(StartError::Scattered(name, MappingError::NotPages { page }));
             }
-            let adjoin = |pair: &[(*mut u8, u64)]| {
-                (pair[0].0 as usize).checked_add(usize::try_from(pair[0].1).unwrap_or(0))
-                    == Some(pair[1].0 as usize)
-            };
-            if !found.known.windows(2).all(adjoin) {
-                return Err(StartError::Scattered(name));
-            }
-            *place = found.known.first().map(|&(host, _)| host);
+            *pieces = found.known;
         }
-        let [Some(desc), Some(driver), Some(device)] = places else { return Ok(None) };
-        Ok(Some(Areas { desc, driver, device }))
+        is_known.then(|| RingPlace::of_pieces(&pieces, map, quota)).transpose()
     }
 }
 
-/// The areas of a ring: name, first I/O virtual address, bytes, and what the device does there.
-fn ring_parts(at: UserAddresses, format: Format) -> [(&'static str, u64, u64, Access); 3] {
+/// The areas of a ring: first I/O virtual address, bytes, and what the device does there.
+fn ring_parts(at: UserAddresses, format: Format) -> [(u64, u64, Access); 3] {
     let (desc, driver, device) = format.area_bytes();
     // The descriptors of a packed ring are also where answers go.
     let descs = if format.packed { Access::Write } else { Access::Read };
     [
-        ("descriptor ring", at.desc, desc as u64, descs),
-        ("available ring", at.avail, driver as u64, Access::Read),
-        ("used ring", at.used, device as u64, Access::Write),
+        (at.desc, desc as u64, descs),
+        (at.avail, driver as u64, Access::Read),
+        (at.used, device as u64, Access::Write),
     ]
 }
 
@@ -360,7 +367,7 @@ fn ring_parts(at: UserAddresses, format: Format) -> [(&'static str, u64, u64, Ac
 pub(super) fn ring_overlaps(at: UserAddresses, format: Format, first: u64, last: u64) -> bool {
     ring_parts(at, format)
         .into_iter()
-        .any(|(_, iova, len, _)| iova <= last && iova.saturating_add(len - 1) >= first)
+        .any(|(iova, len, _)| iova <= last && iova.saturating_add(len - 1) >= first)
 }
 
 const _: () = assert!(QUESTION_BYTES as usize == IOTLB_BYTES_PADDED);

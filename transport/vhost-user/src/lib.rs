@@ -16,6 +16,7 @@ mod memory;
 mod message;
 mod queue;
 mod received;
+mod ring_place;
 mod session;
 mod socket;
 mod start;

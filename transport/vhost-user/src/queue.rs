@@ -6,6 +6,7 @@ mod slow_path;
 
 use super::dirty_log::QueueLog;
 use super::inflight::QueueInflight;
+use super::ring_place::RingPlace;
 use ringway_core::mem::{Miss, Translator};
 use ringway_core::{Request, Status, kill_point};
 use ringway_export::{AnswerDue, Armed, Broken, PeerEventfd, Pop, RequestQueue, SessionInbox};
@@ -33,12 +34,13 @@ impl Token {
 /// A virtqueue of either format, the guest memory it lies in, and its eventfds.
 ///
 /// # Invariants
-/// 1. `memory` keeps the map alive in which the ring and all resolved segments lie, and `inflight`
-///    the mapping of the ring's record.
+/// 1. `memory` keeps the map alive in which all resolved segments lie, `memory` and `place` what the ring
+///    lies in, and `inflight` the mapping of the ring's record.
 #[derive(Debug)]
 pub struct Queue {
     ring: Device,
     memory: Translator,
+    place: Arc<RingPlace>,
     inflight: Option<QueueInflight>,
     kick: OwnedFd,
     call: Option<PeerEventfd>,

@@ -1,5 +1,6 @@
 //! What a queue needs to start, and why it cannot.
 
+use ringway_core::mem::MappingError;
 use ringway_ring::virtqueue::InflightError;
 
 /// The three addresses of SET_VRING_ADDR, in the address space of the front-end, or I/O virtual
@@ -20,10 +21,10 @@ pub(super) enum StartError {
     #[error(transparent)]
     Ring(#[from] InflightError),
     #[error(
-        "the {0} is scattered: its I/O virtual addresses adjoin, the memory behind them does not. \
-         A smaller queue fits in one page (QEMU: queue-size=128)"
+        "the {0} is scattered: its I/O virtual addresses adjoin, the memory behind them does not, and cannot \
+         be mapped so that it does: {1}"
     )]
-    Scattered(&'static str),
+    Scattered(&'static str, MappingError),
     #[error(
         "ACCESS_PLATFORM needs the protocol features REPLY_ACK and BACKEND_REQ, and \
          SET_BACKEND_REQ_FD before a queue starts: there is nobody to ask for translations"

@@ -2,6 +2,7 @@
 
 use super::inflight::QueueInflight;
 use super::queue::Queue;
+use super::ring_place::{AREAS, RingPlace};
 use super::start::{StartError, UserAddresses};
 use ringway_core::mem::GuestMap;
 use ringway_export::{PeerEventfd, QueueId, Stopped};
@@ -32,6 +33,8 @@ pub(super) struct Vring {
     pub(super) owes: bool,
     /// The kick and call descriptors are with the worker while this is `Some`.
     pub(super) worker_queue: Option<QueueId>,
+    /// Where the ring was found when it started, while it runs.
+    pub(super) place: Option<Arc<RingPlace>>,
     /// It could not start, and nothing has changed for it since.
     pub(super) failed: bool,
     /// It was told to stop, and the worker gives it back here.
@@ -54,39 +57,40 @@ impl Vring {
     }
 
     /// Where the ring is in our address space.
-    pub(super) fn areas(&self, map: &GuestMap, format: Format) -> Result<Areas, StartError> {
-        let user = self.addresses.ok_or(StartError::NotShared("descriptor ring"))?;
+    pub(super) fn place(&self, map: &GuestMap, format: Format) -> Result<RingPlace, StartError> {
+        let [desc, driver, device] = AREAS;
+        let user = self.addresses.ok_or(StartError::NotShared(desc))?;
         let find = |name, address, len: usize| {
             map.user_to_host(address, len as u64).ok_or(StartError::NotShared(name))
         };
-        let (desc, driver, device) = format.area_bytes();
-        Ok(Areas {
-            desc: find("descriptor ring", user.desc, desc)?,
-            driver: find("available ring", user.avail, driver)?,
-            device: find("used ring", user.used, device)?,
-        })
+        let bytes = format.area_bytes();
+        Ok(RingPlace::whole(Areas {
+            desc: find(desc, user.desc, bytes.0)?,
+            driver: find(driver, user.avail, bytes.1)?,
+            device: find(device, user.used, bytes.2)?,
+        }))
     }
 
-    /// The queue for a worker, whose ring was found at `at` in `map`. Takes the descriptors.
+    /// The queue for a worker, whose ring was found at `place` in `map`. Takes the descriptors.
     ///
     /// # Safety
-    /// `at` was resolved in `map`, each address with the length its area needs.
+    /// `place` was resolved in `map`, each area with the length it needs.
     pub(super) unsafe fn make_queue(
         &mut self,
         map: &Arc<GuestMap>,
         format: Format,
-        at: Areas,
+        place: Arc<RingPlace>,
         inflight: Option<QueueInflight>,
     ) -> Result<Queue, StartError> {
-        // SAFETY: the caller vouches for the addresses; the queue keeps the map and the part.
-        let ring = unsafe { Queue::ring(format, at, self.base, inflight.as_ref())? };
+        // SAFETY: the caller vouches for the addresses; the queue keeps the map, the place and the part.
+        let ring = unsafe { Queue::ring(format, place.areas, self.base, inflight.as_ref())? };
         let kick = self.kick.take().ok_or(StartError::NotShared("doorbell"))?;
-        Ok(Queue::new(ring, Arc::clone(map), inflight, kick, self.call.take()))
+        Ok(Queue::new(ring, Arc::clone(map), place, inflight, kick, self.call.take()))
     }
 
     /// Takes back what the worker had.
     pub(super) fn take_back(&mut self, queue: Queue) {
-        self.worker_queue = None;
+        (self.worker_queue, self.place) = (None, None);
         self.base = Some(queue.base());
         let drained = queue.is_drained();
         self.owes = !drained;

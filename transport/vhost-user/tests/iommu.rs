@@ -555,6 +555,137 @@ fn a22_a_page_that_is_lost_while_others_are_missing_is_asked_for_again() {
     assert!(vm.asked.iter().filter(|&&page| page == IOVA + PAGE).count() > 1);
 }
 
+impl Vm {
+    /// Connected, with rings of `size` descriptors whose pages adjoin for the device and the guest, and nowhere in
+    /// its memory. Between them is a pattern.
+    fn with_scattered_rings(rig: &mut Rig, queues: u32, packed: bool, size: u16) -> Self {
+        let mut vm = Self::connect(rig, packed, PROTOCOL | 1 << 1);
+        vm.guest.size = size;
+        for queue in 0..queues {
+            let places = RINGS + u64::from(queue) * 2 * RING_PAGES * PAGE;
+            vm.guest.poke(places, &vec![0x5a; usize::try_from(2 * RING_PAGES * PAGE).unwrap()]);
+            let (table, _, _) = vm.guest.rings(queue);
+            for at in 0..RING_PAGES {
+                // Backwards.
+                vm.move_ring_page(table + at * PAGE, places + 2 * PAGE * (RING_PAGES - 1 - at));
+            }
+        }
+        vm
+    }
+
+    /// Guest and IOMMU have this page of a ring there from now on.
+    fn move_ring_page(&mut self, page: u64, to: u64) {
+        self.guest.move_page(page, to);
+        self.map(page + USER_DELTA, &[to], 3);
+    }
+}
+
+/// Where scattered rings lie, and how many pages each of them has.
+const RINGS: u64 = DATA + 0x20_0000;
+const RING_PAGES: u64 = 16;
+
+/// Linux gives a ring of 1024 descriptors pages that adjoin for the device only.
+#[test]
+fn a28_a_scattered_ring_is_served() {
+    for (packed, size) in [false, true]
+        .into_iter()
+        .flat_map(|packed| [16, 64, 128, 256, 512, 1024].map(|size| (packed, size)))
+    {
+        let folder = tempfile::tempdir().unwrap();
+        let (options, content) = disk(&folder);
+        let mut rig = Rig::start(&options.queues(2, 1));
+        let mut vm = Vm::with_scattered_rings(&mut rig, 2, packed, size);
+        for queue in 0..2 {
+            assert!(vm.guest.start_queue(queue).unwrap(), "{size} descriptors, packed: {packed}");
+        }
+        let pages = scattered(2);
+        vm.map(IOVA, &pages, 3);
+        // More than once around each ring. Split ones use all descriptors, too.
+        for round in 0..size + 3 {
+            let (queue, sector) = (u32::from(round % 2), u64::from(round % 2000));
+            let at = if packed { 0 } else { round % (size / 3) };
+            vm.put(queue, at, IN, sector, (IOVA, pages[0]), (IOVA + PAGE, 512));
+            vm.guest.offer(queue, 3 * at);
+            assert_eq!(vm.used(queue), Some((u32::from(3 * at), 513)), "{size}: round {round}");
+            assert_eq!(vm.status(pages[0]), OK);
+            let from = usize::try_from(sector).unwrap() * 512;
+            assert!(vm.guest.peek(pages[1], 512) == content[from..from + 512], "round {round}");
+        }
+        for page in (0..2 * RING_PAGES).map(|at| RINGS + (2 * at + 1) * PAGE) {
+            assert!(vm.guest.peek(page, 4096) == [0x5a; 4096], "{size}: between pages of a ring");
+        }
+    }
+}
+
+/// One page of a ring is taken back while requests are in flight, whichever it is: once that was answered nothing is
+/// written there, and the queue goes on where the page is then.
+fn a_page_of_a_ring_is_invalidated(packed: bool) {
+    const LOAD: u16 = 20;
+    const SIZE: u16 = 1024;
+    let source = Source::Sim { model: SimModel::Ssd, bytes: 1 << 20 };
+    let mut rig = Rig::start(&RigOptions::new(source, EngineKind::Sim(SimModel::Ssd)));
+    let mut vm = Vm::with_scattered_rings(&mut rig, 1, packed, SIZE);
+    assert!(vm.guest.start_queue(0).unwrap());
+    let mut rng = Rng::for_test("ring page");
+    let content = content_of(5, 256 << 10);
+    let control = |at: u16| (IOVA + u64::from(at) * 128, DATA + u64::from(at) * 128);
+    let data = |at: u16| (IOVA + u64::from(at + 1) * PAGE, DATA + u64::from(at + 1) * 2 * PAGE);
+    vm.map(IOVA, &[DATA], 3);
+    for at in 0..LOAD {
+        let from = usize::from(at) * 4096;
+        vm.guest.poke(data(at).1, &content[from..from + 4096]);
+        vm.map(data(at).0, &[data(at).1], 3);
+        vm.put(0, at, OUT, u64::from(at) * 8, control(at), (data(at).0, 4096));
+        vm.guest.offer(0, 3 * at);
+        vm.used(0).expect("written");
+    }
+    let (desc, avail, used) = vm.guest.rings(0);
+    let areas = if packed { vec![desc; 4] } else { vec![desc, avail, used, used + PAGE] };
+    let (mut free, mut unfinished) = (RINGS + 2 * RING_PAGES * PAGE, 0);
+    for round in 0..200u64 {
+        for at in 0..LOAD {
+            vm.guest.poke(data(at).1, &[0x11; 4096]);
+            vm.put(0, at, IN, u64::from(at) * 8, control(at), (data(at).0, 4096));
+            vm.guest.offer_quietly(0, 3 * at);
+        }
+        vm.guest.kick(0);
+        std::thread::sleep(Duration::from_micros(rng.below(200)));
+        let area = areas[usize::try_from(round % 4).unwrap()];
+        let page = area + if packed || area == desc { rng.below(4) * PAGE } else { 0 };
+        let (old, _) = vm.table[&(page + USER_DELTA)];
+        assert!(vm.invalidate(page + USER_DELTA, PAGE));
+        let open = (0..LOAD).filter(|&at| vm.status(control(at).1) == 0xee).count();
+        unfinished += usize::from(open > 0);
+        vm.move_ring_page(page, free);
+        // Not even a byte that was there before: the place is somebody else's by now.
+        vm.guest.poke(old, &[0x22; 4096]);
+        for number in 0..LOAD {
+            assert!(vm.used(0).is_some(), "round {round}: answer {number}");
+        }
+        assert!(
+            vm.guest.peek(old, 4096) == [0x22; 4096],
+            "round {round}: written after the answer"
+        );
+        for at in 0..LOAD {
+            let from = usize::from(at) * 4096;
+            assert_eq!(vm.status(control(at).1), OK, "round {round}");
+            assert!(vm.guest.peek(data(at).1, 4096) == content[from..from + 4096]);
+        }
+        free = old;
+    }
+    assert!(unfinished > 0, "every request was done before a page was taken away");
+}
+
+#[test]
+fn a28_a_page_of_a_split_ring_is_invalidated_under_load() {
+    a_page_of_a_ring_is_invalidated(false);
+}
+
+#[test]
+fn a28_a_page_of_a_packed_ring_is_invalidated_under_load() {
+    a_page_of_a_ring_is_invalidated(true);
+}
+
 /// The ring's own memory is taken away: its queue pauses, and goes on elsewhere.
 #[test]
 fn a22_a_ring_that_is_unmapped_pauses_its_queue() {
@@ -721,11 +852,15 @@ fn a22_a_late_answer_is_not_taken_for_another() {
 #[test]
 fn a22_the_dirty_log_has_physical_pages() {
     const LOG_ALL: u64 = 1 << 26;
-    for packed in [false, true] {
+    for (packed, moved) in [(false, false), (true, false), (false, true), (true, true)] {
         let folder = tempfile::tempdir().unwrap();
         let (options, _) = disk(&folder);
         let mut rig = Rig::start(&options);
-        let mut vm = Vm::connect(&mut rig, packed, PROTOCOL | 1 << 1);
+        let mut vm = if moved {
+            Vm::with_scattered_rings(&mut rig, 1, packed, 1024)
+        } else {
+            Vm::connect(&mut rig, packed, PROTOCOL | 1 << 1)
+        };
         let log = memfd_create("log", MemfdFlags::CLOEXEC).unwrap();
         let bytes = (GUEST_BASE + MEMORY) / PAGE / 8;
         ftruncate(&log, bytes).unwrap();
@@ -755,11 +890,12 @@ fn a22_the_dirty_log_has_physical_pages() {
             bits[usize::try_from(page / PAGE / 8).unwrap()] >> (page / PAGE % 8) & 1 != 0
         };
         let all: Vec<u64> = (0..GUEST_BASE + MEMORY).step_by(4096).filter(marked).collect();
-        let mut expected = vec![if packed { desc } else { used }, used];
+        let ring = [if packed { desc } else { used }, used];
+        let mut expected: Vec<u64> = ring.map(|page| vm.table[&(page + USER_DELTA)].0).into();
         expected.extend(&pages);
         expected.sort_unstable();
         expected.dedup();
-        assert_eq!(all, expected, "packed: {packed}");
+        assert_eq!(all, expected, "packed: {packed}, moved: {moved}");
     }
 }
 

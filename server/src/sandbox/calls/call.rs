@@ -22,8 +22,8 @@ pub(in super::super) enum Rule {
     },
     /// The first argument is the first value, the third one of the others.
     Both(u32, Vec<u32>),
-    /// The first argument is 0, which means the thread that asks. All else is answered with ENOSYS.
-    OfItself,
+    /// This argument, or what is in its lower half, is 0. All else is answered with ENOSYS.
+    Zero(u8),
     /// Answered with ENOSYS: the C library asks, and does well without.
     Refused,
 }

@@ -229,7 +229,8 @@ fn a_ring_is_overlapped_by_any_byte_of_it() {
 }
 
 #[test]
-fn a_ring_that_lies_in_pieces_is_scattered_unless_they_adjoin() {
+fn a_ring_that_lies_in_pieces_is_gathered_unless_they_adjoin() {
+    let (map, quota) = (GuestMap::default(), Arc::new(Quota::default()));
     let at = UserAddresses { desc: 0, avail: 0x10_0000, used: 0x20_0000 };
     // Two pages of descriptors.
     let format = Format { packed: true, size: 512, event_idx: false, indirect: false };
@@ -237,16 +238,19 @@ fn a_ring_that_lies_in_pieces_is_scattered_unless_they_adjoin() {
     iommu.table.insert(Translation { first: at.avail, last: at.avail + 4095, ..place(100) });
     iommu.table.insert(Translation { first: at.used, last: at.used + 4095, ..place(200) });
     iommu.table.insert(place(0));
-    assert!(iommu.areas(0, at, format).unwrap().is_none(), "one page is missing");
+    let found = iommu.ring_place(0, at, format, &map, &quota);
+    assert!(found.unwrap().is_none(), "one page is missing");
     assert_eq!(send(&mut iommu), [Miss { access: Access::Write, ..page(1) }]);
     iommu.table.insert(place(1));
-    assert!(matches!(iommu.areas(0, at, format), Err(StartError::Scattered("descriptor ring"))));
+    // There is no memory behind these addresses that could be mapped.
+    let found = iommu.ring_place(0, at, format, &map, &quota);
+    assert!(matches!(found, Err(StartError::Scattered("descriptor ring", _))));
     // It adjoins here, with other rights, so that it stays a range of its own.
     let host = place(0).host.wrapping_add(4096);
     let write = Permission::from_bits(2).unwrap();
     iommu.table.insert(Translation { host, permission: write, ..place(1) });
     assert_eq!(iommu.table.len(), 4);
-    let areas = iommu.areas(0, at, format).unwrap().unwrap();
+    let areas = iommu.ring_place(0, at, format, &map, &quota).unwrap().unwrap().areas;
     assert_eq!(areas.desc, place(0).host);
     assert_eq!((areas.driver, areas.device), (place(100).host, place(200).host));
 }

@@ -4,6 +4,7 @@ use super::{BehindIommu, Queue, Token};
 use crate::dirty_log::QueueLog;
 use crate::inflight::QueueInflight;
 use crate::iommu::Answered;
+use crate::ring_place::RingPlace;
 use ringway_core::mem::{GuestMap, HostRange, MISSES_MAX, Translator};
 use ringway_disk::Watcher;
 use ringway_export::{PeerEventfd, QueueLifecycle, SessionInbox, SharedMemory};
@@ -33,10 +34,11 @@ impl Queue {
         }
     }
 
-    /// A queue with such a ring, which lies in `map` and is recorded in `inflight`.
+    /// A queue with such a ring, which lies at `place` in `map` and is recorded in `inflight`.
     pub(crate) fn new(
         ring: Device,
         map: Arc<GuestMap>,
+        place: Arc<RingPlace>,
         inflight: Option<QueueInflight>,
         kick: OwnedFd,
         call: Option<PeerEventfd>,
@@ -44,6 +46,7 @@ impl Queue {
         let mut queue = Self {
             ring,
             memory: Translator::new(map),
+            place,
             inflight,
             kick,
             call,
@@ -180,6 +183,7 @@ impl SharedMemory<Token> for Queue {
 
     fn is_lost(&self) -> bool {
         self.memory.map().is_lost()
+            || self.place.is_lost()
             || self.inflight.as_ref().is_some_and(QueueInflight::is_lost)
             || self.log.as_ref().is_some_and(|log| log.is_lost())
     }

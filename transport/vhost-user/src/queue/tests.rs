@@ -42,7 +42,8 @@ impl Guest {
         let doorbell = kick.as_raw_fd();
         // SAFETY: the areas are in the map, far enough apart.
         let ring = unsafe { Queue::ring(format, areas, None, None) };
-        let queue = Queue::new(ring.unwrap(), map, None, kick, call);
+        let place = Arc::new(RingPlace::whole(areas));
+        let queue = Queue::new(ring.unwrap(), map, place, None, kick, call);
         (Self { mapping, offered: 0 }, queue, doorbell)
     }
 

@@ -4,6 +4,8 @@ use super::queues::check_eventfd;
 use super::{Answer, Refusal, Session};
 use crate::dirty_log::{LogArea, LogError, Logged, QueueLog, check_memory};
 use crate::message::Message;
+use crate::ring_place::RingPlace;
+use crate::vring::Vring;
 use ringway_core::mem::GuestMap;
 use ringway_export::PeerEventfd;
 use std::sync::Arc;
@@ -40,10 +42,9 @@ impl Session {
         log_at: Option<u64>,
     ) -> Result<(), Refusal> {
         let before = std::mem::replace(&mut self.vrings[at].log_at, log_at);
-        if before == log_at || !self.vrings[at].is_running() {
-            return Ok(());
-        }
-        match self.queue_log(at) {
+        let place = self.vrings[at].place.clone().filter(|_| self.vrings[at].is_running());
+        let Some(place) = place.filter(|_| before != log_at) else { return Ok(()) };
+        match self.queue_log(at, &place) {
             Ok(log) => self.give_log(at, log),
             Err(refusal) => {
                 self.vrings[at].log_at = before;
@@ -60,18 +61,17 @@ impl Session {
         }
     }
 
-    /// What queue `at` needs to log its writes, if it has to.
-    pub(super) fn queue_log(&mut self, at: usize) -> Result<Option<Arc<QueueLog>>, Refusal> {
-        if self.log.is_none() || !self.logs() {
-            return Ok(None);
-        }
-        let format = self.format(self.vrings[at].size);
-        let areas = self.areas(at, format).ok().flatten();
-        let Some(area) = &self.log else { return Ok(None) };
+    /// What queue `at`, whose ring is at `place`, needs to log its writes, if it has to.
+    pub(super) fn queue_log(
+        &self,
+        at: usize,
+        place: &RingPlace,
+    ) -> Result<Option<Arc<QueueLog>>, Refusal> {
+        let Some(area) = self.log.as_ref().filter(|_| self.logs()) else { return Ok(None) };
         let about = Logged {
             map: &self.map,
-            format,
-            areas,
+            format: self.format(self.vrings[at].size),
+            place,
             log_at: self.vrings[at].log_at,
             behind_iommu: self.iommu.is_some(),
             bell: self.log_bell.clone(),
@@ -81,11 +81,14 @@ impl Session {
 
     /// Tells all running queues of a change; requests in flight are logged as it says now. Changes
     /// nothing if a queue cannot have it.
-    pub(super) fn pass_log_on(&mut self) -> Result<(), Refusal> {
-        let running = |at: &usize| self.vrings[*at].is_running();
-        let running: Vec<usize> = (0..self.vrings.len()).filter(running).collect();
-        let logs = running.iter().map(|&at| self.queue_log(at)).collect::<Result<Vec<_>, _>>()?;
-        running.into_iter().zip(logs).try_for_each(|(at, log)| self.give_log(at, log))
+    pub(super) fn pass_log_on(&self) -> Result<(), Refusal> {
+        let running = |(at, vring): (usize, &Vring)| {
+            let place = vring.place.as_ref().filter(|_| vring.is_running())?;
+            Some(self.queue_log(at, place).map(|log| (at, log)))
+        };
+        let logs = self.vrings.iter().enumerate().filter_map(running);
+        let logs = logs.collect::<Result<Vec<_>, _>>()?;
+        logs.into_iter().try_for_each(|(at, log)| self.give_log(at, log))
     }
 
     fn give_log(&self, at: usize, log: Option<Arc<QueueLog>>) -> Result<(), Refusal> {

@@ -4,16 +4,18 @@ use super::{Answer, Protocol, Refusal, Session};
 use crate::iommu::{self, Iommu, IommuError, IotlbChange};
 use crate::message::Message;
 use crate::received;
+use crate::ring_place::RingPlace;
 use crate::start::StartError;
 use crate::vring::Vring;
 use ringway_core::mem::{HostRange, Miss, Translation};
 use ringway_ring::virtio_blk::VIRTIO_F_ACCESS_PLATFORM;
-use ringway_ring::virtqueue::{Areas, Format};
+use ringway_ring::virtqueue::Format;
 use rustix::io::Errno;
 use rustix::net::{SendAncillaryBuffer, SendFlags, sendmsg};
 use std::io::IoSlice;
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
+use std::sync::Arc;
 use tracing::{info, warn};
 use vhost::vhost_user::message::{BackendReq, VhostUserHeaderFlag};
 
@@ -52,9 +54,13 @@ impl Session {
     }
 
     /// Where the ring of queue `at` is: `None` if translations of it are missing and were asked for.
-    pub(super) fn areas(&mut self, at: usize, format: Format) -> Result<Option<Areas>, StartError> {
+    pub(super) fn ring_place(
+        &mut self,
+        at: usize,
+        format: Format,
+    ) -> Result<Option<Arc<RingPlace>>, StartError> {
         let Some(iommu) = &mut self.iommu else {
-            return self.vrings[at].areas(&self.map, format).map(Some);
+            return self.vrings[at].place(&self.map, format).map(Arc::new).map(Some);
         };
         let addresses = self.vrings[at].addresses;
         let addresses = addresses.ok_or(StartError::NotShared("descriptor ring"))?;
@@ -62,9 +68,9 @@ impl Session {
         if !self.protocol.contains(needed) || self.backend_channel.is_none() {
             return Err(StartError::NoChannel);
         }
-        let areas = iommu.areas(at, addresses, format)?;
+        let place = iommu.ring_place(at, addresses, format, &self.map, &self.quota)?;
         self.ask_front_end();
-        Ok(areas)
+        Ok(place.map(Arc::new))
     }
 
     /// IOTLB_MSG. The answer to an invalidation means that no request uses the memory any more.

@@ -252,13 +252,14 @@ impl Session {
             return Ok(Start::Waits);
         }
         let format = self.format(self.vrings[at].size);
-        let areas = self.areas(at, format).map_err(|error| Refusal::Start(at, error))?;
+        let place = self.ring_place(at, format).map_err(|error| Refusal::Start(at, error))?;
         // It starts when they have come.
-        let Some(areas) = areas else { return Ok(Start::Misses) };
-        let log = self.queue_log(at)?;
+        let Some(place) = place else { return Ok(Start::Misses) };
+        let log = self.queue_log(at, &place)?;
         let part = self.part_of(at, format);
-        // SAFETY: `areas` were just resolved in `map`.
-        let made = unsafe { self.vrings[at].make_queue(&self.map, format, areas, part) };
+        let found = Arc::clone(&place);
+        // SAFETY: `found` was just resolved in `map`.
+        let made = unsafe { self.vrings[at].make_queue(&self.map, format, found, part) };
         let mut queue = made.map_err(|error| Refusal::Start(at, error))?;
         if self.iommu.is_some() {
             queue.put_behind_iommu(Arc::clone(&self.inbox), at);
@@ -275,7 +276,7 @@ impl Session {
             .worker(at)
             .add(queue, disk, durable, alarm)
             .map_err(|error| Refusal::Start(at, StartError::Worker(error)))?;
-        self.vrings[at].worker_queue = Some(id);
+        (self.vrings[at].worker_queue, self.vrings[at].place) = (Some(id), Some(place));
         self.export.started(at, id);
         kill_point!(QueueStarted);
         debug!(disk = self.export.disk().name(), queue = at, "queue started");
@@ -297,10 +298,10 @@ impl Session {
         let Some(part) = self.inflight.as_ref().and_then(|region| region.part(at, format)) else {
             return false;
         };
-        let Ok(Some(areas)) = self.areas(at, format) else { return false };
+        let Ok(Some(place)) = self.ring_place(at, format) else { return false };
         // Where it is follows from its record, too. One that is damaged says nothing.
-        // SAFETY: `areas` were just resolved in `map`.
-        let made = unsafe { self.vrings[at].make_queue(&self.map, format, areas, Some(part)) };
+        // SAFETY: `place` was just resolved in `map`.
+        let made = unsafe { self.vrings[at].make_queue(&self.map, format, place, Some(part)) };
         if let Ok(queue) = made {
             self.vrings[at].take_back(queue);
         }
