@@ -1,7 +1,7 @@
 //! Ranges of a disk that others keep out of.
 //!
 //! [`RangeLocks`] keep a read-modify-write apart from writes to the same blocks. Only disks whose file takes larger
-//! pieces than a guest's sector ever lock: the rare path. [`LateWrites`] are those that outlive their connection, or may
+//! pieces than a guest's sector ever lock: the rare path. [`LateWrites`] are those that may land after newer ones
 //! (`late.rs`).
 
 use ringway_core::ByteRange;
@@ -42,15 +42,34 @@ impl RangeLocks {
     }
 }
 
-/// Writes that are late, and requests that outlive their connections, of all queues of a disk.
+/// Writes that are late or behind such, and requests that outlive their connections, of all queues of a disk.
 #[derive(Debug, Default)]
 pub(crate) struct LateWrites(Mutex<Late>);
+
+/// A request's turn among late ones: it waits for the writes before it that it overlaps.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Turn {
+    /// 0 if storage was given it before it was late: nobody is before it.
+    pub(crate) number: u64,
+    pub(crate) range: ByteRange,
+    /// Those with higher numbers wait for it.
+    pub(crate) writes: bool,
+}
+
+impl Turn {
+    /// True if it has to wait for the other one.
+    pub(crate) fn is_behind(&self, other: &Self) -> bool {
+        other.number < self.number && other.range.overlaps(self.range)
+    }
+}
 
 /// What is known of them.
 #[derive(Debug, Default)]
 pub(crate) struct Late {
-    /// What each late write may touch.
-    pub(crate) ranges: Vec<ByteRange>,
+    /// Those of writes.
+    pub(crate) turns: Vec<Turn>,
+    /// The highest number so far.
+    pub(crate) last: u64,
     /// In flight of queues that stop.
     pub(crate) outliving: Outliving,
 }

@@ -143,12 +143,12 @@ impl<C> DiskQueue<C> {
     #[cold]
     fn start_barred<E: Engine>(&mut self, engine: &mut E, tag: u16) {
         let (disk, request) = (&self.issuer.disk, &self.slots.get(tag).request);
-        match disk.authorise(request) {
-            Err(status) => self.refuse(tag, status),
-            Ok(()) if disk.is_late(self.issuer.touched(request.range)) => {
-                self.slow.await_late(&mut self.slots, tag)
-            }
-            Ok(()) => self.begin(engine, tag),
+        if let Err(status) = disk.authorise(request) {
+            return self.refuse(tag, status);
+        }
+        match disk.await_turn(request.range, request.op.changes_disk()) {
+            Some(turn) => self.slow.await_late(&mut self.slots, tag, turn),
+            None => self.begin(engine, tag),
         }
     }
 

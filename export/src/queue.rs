@@ -140,6 +140,12 @@ pub trait QueueLifecycle: RequestQueue {
         false
     }
 
+    /// True if whoever sends its requests may be gone without that being known, and back with another queue, as over a
+    /// network.
+    fn peer_may_vanish(&self) -> bool {
+        false
+    }
+
     /// How often the guest was notified.
     fn calls(&self) -> u64 {
         0

@@ -48,7 +48,7 @@ impl StallingStore {
         self.lock().stalls = byte;
     }
 
-    /// With which error each write fails from now on, if with any.
+    /// With which error each write that does not stall fails from now on, if with any.
     pub fn fail(&self, errno: Option<i32>) {
         self.lock().fails = errno;
     }
@@ -121,15 +121,20 @@ pub struct Stalling {
 impl Stalling {
     fn let_go(&mut self) {
         let mut shared = self.store.lock();
-        let stalls = shared.stalls;
+        let (stalls, fails) = (shared.stalls, shared.fails);
         let stalled = std::mem::take(&mut self.stalled);
         let (released, rest): (Vec<_>, _) =
             stalled.into_iter().partition(|write| stalls != write.data.first().copied());
         self.stalled = rest;
         for Stalled { tag, offset, data } in released {
-            shared.bytes[offset..offset + data.len()].copy_from_slice(&data);
             shared.stalled -= 1;
-            let result = i32::try_from(data.len()).expect("a short write");
+            let result = match fails {
+                Some(errno) => -errno,
+                None => {
+                    shared.bytes[offset..offset + data.len()].copy_from_slice(&data);
+                    i32::try_from(data.len()).expect("a short write")
+                }
+            };
             self.done.push(Done { tag, result });
         }
     }

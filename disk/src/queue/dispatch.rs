@@ -26,12 +26,12 @@ impl<C, E: Engine> Dispatch<'_, C, E> {
         self.slots.push_late(finished);
     }
 
-    /// A request is over, or not with storage any more: nobody has to wait for it.
+    /// A request is over: nobody has to wait for it.
     #[inline]
     pub(crate) fn leave_late(&mut self, tag: u16) {
         let (_, slow) = self.slots.both(tag);
-        if let Some(range) = slow.late.take() {
-            self.issuer.disk.end_late(range);
+        if let Some(turn) = slow.late.take() {
+            self.issuer.disk.end_late(&turn);
         }
     }
 
@@ -47,20 +47,15 @@ impl<C, E: Engine> Dispatch<'_, C, E> {
 /// Others wait for this request from now on, if it is a write that storage may have.
 #[cold]
 pub(crate) fn mark_late<C>(issuer: &Issuer, slot: &mut Slot<C>, slow: &mut SlowSlot) {
-    let whole = slot.stage == Stage::Whole;
-    // A slot on the fast path has no slow part.
-    let parked = !whole && slow.held.is_some_and(|held| !held.tried);
     let request = &slot.request;
-    let writes = request.op.changes_disk() && !request.range.is_empty();
-    if !writes || parked || slot.stage == Stage::Late || slow.late.is_some() {
+    // Writes that wait or are held have their turns.
+    if !request.op.changes_disk() || request.range.is_empty() || slow.late.is_some() {
         return;
     }
-    if whole {
+    if slot.stage == Stage::Whole {
         // Its end is to be noticed.
         slot.stage = Stage::Watched;
         slow.seen = Sighting::default();
     }
-    let range = issuer.touched(request.range);
-    slow.late = Some(range);
-    issuer.disk.begin_late(range);
+    slow.late = Some(issuer.disk.begin_late(issuer.touched(request.range)));
 }

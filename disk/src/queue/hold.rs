@@ -79,6 +79,9 @@ impl<C> DiskQueue<C> {
     pub fn leave_held(&mut self, mut leave: impl FnMut(C)) {
         while let Some(tag) = self.slow.held.parked.pop_front() {
             let (slot, slow) = self.slots.both(tag);
+            if let Some(turn) = slow.late.take() {
+                self.issuer.disk.end_late(&turn);
+            }
             if let Some(held) = slow.held.take() {
                 self.issuer.disk.leave_held(held.errno);
             }

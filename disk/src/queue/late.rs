@@ -19,7 +19,6 @@ impl<C> DiskQueue<C> {
             outliving.bytes += slot.request.range.len();
             mark_late(&self.issuer, slot, slow);
         }
-        self.slow.outlives = true;
         self.give_back_room();
         self.issuer.disk.outlive(outliving);
         self.outliving = outliving;

@@ -60,6 +60,12 @@ impl<C> DiskQueue<C> {
         self.issuer.durable_writes = durable && self.issuer.disk.cache != CacheMode::Unsafe;
     }
 
+    /// Who sends its requests may go without a word and come back elsewhere, as over a network: from now on what
+    /// overlaps a held write waits for it.
+    pub fn set_peer_may_vanish(&mut self, may: bool) {
+        self.slow.peer_may_vanish = may;
+    }
+
     /// From now on `watcher` is told of the memory that is written, also for requests in flight.
     pub fn watch_memory(&mut self, watcher: Option<Watcher>) {
         self.slots.watcher = watcher;

@@ -41,8 +41,8 @@ pub(crate) struct SlowPath {
     waiting: VecDeque<u16>,
     /// Those of them that wait for late writes.
     awaiting_late: usize,
-    /// Its queue stops: what it gives to storage from now on is late.
-    pub(crate) outlives: bool,
+    /// Who has asked may be gone without a word, and back elsewhere.
+    pub(crate) peer_may_vanish: bool,
     bounce: Bounce,
     detours: DetourWatch,
     pub(crate) held: Held,
@@ -62,7 +62,7 @@ impl SlowPath {
         Ok(Self {
             waiting: VecDeque::with_capacity(depth.into()),
             awaiting_late: 0,
-            outlives: false,
+            peer_may_vanish: false,
             bounce: Bounce::new()?,
             detours: DetourWatch::default(),
             held: Held::new(depth),

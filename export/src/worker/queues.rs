@@ -71,6 +71,7 @@ impl<E: Engine, Q: QueueLifecycle> Worker<E, Q> {
         let mut disk = DiskQueue::new(disk, &limits, file, u64::from(id) << 16, ring.depth())
             .inspect_err(|_| self.engine.detach(file))?;
         disk.set_durable_writes(durable);
+        disk.set_peer_may_vanish(ring.peer_may_vanish());
         disk.watch_memory(ring.shared_memory().and_then(SharedMemory::watcher));
         let listening = client
             .map_or(Ok(()), |client| disk.attach_image(&mut self.engine, client, IMAGE_BELL | id))

@@ -1,4 +1,4 @@
-//! Clients that go while their requests wait (docs/hazards.md, C51 to C53): what storage was not given is
+//! Clients that go while their requests wait (docs/hazards.md, C51 to C53, C59): what storage was not given is
 //! dropped, what it was given counts until it is over.
 #![allow(missing_docs)]
 
@@ -206,9 +206,9 @@ fn c53_what_overlaps_a_write_of_an_ended_connection_waits_for_it() {
         waits(&mut next, 2);
         next.ask(c::WRITE_ZEROES, 0, 3, (0, 1024), &[]);
         waits(&mut next, 3);
-        // Nothing else does.
-        assert_eq!(next.call(c::WRITE, 0, (512, 512), &[4; 512]).error, 0);
-        assert_eq!(next.call(c::READ, 0, (512, 512), &[]).data, [4; 512]);
+        // Nothing else does, nor does anything wait for a read.
+        assert_eq!(next.call(c::WRITE, 0, (1024, 512), &[4; 512]).error, 0);
+        assert_eq!(next.call(c::READ, 0, (1024, 512), &[]).data, [4; 512]);
         assert_eq!((store.asked(3), store.byte(0)), (0, 0));
         store.stall(None);
         let mut done: Vec<_> = (0..3).map(|_| next.reply().expect("an answer").cookie).collect();
@@ -340,4 +340,126 @@ fn c53_no_more_than_a_bounded_number_of_requests_outlive_their_connections() {
     store.stall(None);
     drop(client_of(&rig));
     until("all are over", || rig.export().is_clear());
+}
+
+/// A write of 2 at block 0 that stalls and is older than a second; its client is there, or its cable was cut.
+fn stall_an_old_write(rig: &NbdRig, store: &StallingStore) -> Client {
+    store.stall(Some(2));
+    let mut client = Client::new(rig.connect(), SIMPLE);
+    client.ask(c::WRITE, 0, 1, (0, 512), &[2; 512]);
+    store.wait_stalled(1);
+    rig.inspect(1);
+    rig.inspect(1_000_000_001);
+    client
+}
+
+fn replies(client: &mut Client, wanted: usize) {
+    (0..wanted).for_each(|_| assert_eq!(client.reply().expect("an answer").error, 0));
+}
+
+/// Of a connection whose cable was cut, perhaps: whoever comes back writes nothing that lands before it.
+#[test]
+fn c59_a_write_that_waits_for_a_late_one_is_overtaken_by_nothing_newer() {
+    for workers in [1, 2] {
+        let store = StallingStore::new(BYTES);
+        let rig = rig_of(&store, PATIENCE, (4, workers));
+        let mut client = stall_an_old_write(&rig, &store);
+        client.ask(c::WRITE, 0, 2, (0, 1024), &[3; 1024]);
+        waits(&mut client, 2);
+        let mut next = Client::new(rig.connect(), SIMPLE);
+        // These do not overlap what storage has.
+        next.ask(c::WRITE, 0, 1, (512, 512), &[4; 512]);
+        waits(&mut next, 1);
+        next.ask(c::READ, 0, 2, (512, 512), &[]);
+        waits(&mut next, 2);
+        assert_eq!(next.call(c::WRITE, 0, (1024, 512), &[5; 512]).error, 0);
+        store.stall(None);
+        replies(&mut client, 2);
+        let read = (0..2).map(|_| next.reply().expect("an answer")).find(|it| it.cookie == 2);
+        assert_eq!(read.expect("both").data, [4; 512]);
+        assert_eq!((store.byte(0), store.byte(512)), (3, 4), "{workers} workers");
+    }
+}
+
+/// What waits goes with its connection, and nobody waits for it any more.
+#[test]
+fn c59_nobody_waits_for_what_was_dropped() {
+    let store = StallingStore::new(BYTES);
+    let rig = rig(&store, PATIENCE);
+    let mut client = stall_an_old_write(&rig, &store);
+    let mut second = Client::new(rig.connect(), SIMPLE);
+    second.ask(c::WRITE, 0, 1, (0, 1024), &[3; 1024]);
+    waits(&mut second, 1);
+    let mut third = Client::new(rig.connect(), SIMPLE);
+    third.ask(c::WRITE, 0, 1, (512, 512), &[4; 512]);
+    waits(&mut third, 1);
+    drop(second);
+    replies(&mut third, 1);
+    assert_eq!((store.byte(512), store.asked(3)), (4, 0));
+    store.stall(None);
+    replies(&mut client, 1);
+}
+
+fn hold_all(rig: &NbdRig) {
+    let policy = ErrorPolicy { on_write: OnError::Hold, ..ErrorPolicy::default() };
+    rig.export().disk().set_error_policy(policy);
+}
+
+/// It is tried again when somebody says so, which may be long after its client came back on another connection.
+#[test]
+fn c59_a_held_write_is_overtaken_by_nothing_newer() {
+    for was_late in [false, true] {
+        let store = StallingStore::new(BYTES);
+        let rig = rig_of(&store, PATIENCE, (4, 2));
+        hold_all(&rig);
+        let mut client = match was_late {
+            true => stall_an_old_write(&rig, &store),
+            false => Client::new(rig.connect(), SIMPLE),
+        };
+        store.fail(Some(libc::EIO));
+        match was_late {
+            true => store.stall(None),
+            false => client.ask(c::WRITE, 0, 1, (0, 512), &[2; 512]),
+        }
+        until("it is held", || rig.export().disk().held().is_some());
+        store.fail(None);
+        let mut next = Client::new(rig.connect(), SIMPLE);
+        next.ask(c::WRITE, 0, 1, (0, 1024), &[3; 1024]);
+        waits(&mut next, 1);
+        next.ask(c::READ, 0, 2, (0, 512), &[]);
+        waits(&mut next, 2);
+        assert_eq!(next.call(c::WRITE, 0, (1024, 512), &[4; 512]).error, 0);
+        assert_eq!(rig.export().retry_held(false).requests, 1);
+        replies(&mut client, 1);
+        let read = (0..2).map(|_| next.reply().expect("an answer")).find(|it| it.cookie == 2);
+        assert_eq!(read.expect("both").data, [3; 512]);
+        assert_eq!((store.byte(0), store.byte(512)), (3, 3), "{was_late}");
+        assert!(rig.export().is_clear());
+    }
+}
+
+/// Tried again, a request is begun as if it had just come.
+#[test]
+fn c59_what_is_tried_again_waits_for_late_writes() {
+    let store = StallingStore::new(BYTES);
+    let rig = rig_of(&store, PATIENCE, (4, 2));
+    hold_all(&rig);
+    store.stall(Some(2));
+    let mut client = Client::new(rig.connect(), SIMPLE);
+    client.ask(c::WRITE, 0, 1, (0, 512), &[2; 512]);
+    store.wait_stalled(1);
+    store.fail(Some(libc::EIO));
+    let mut next = Client::new(rig.connect(), SIMPLE);
+    next.ask(c::WRITE, 0, 1, (0, 1024), &[3; 1024]);
+    until("it is held", || rig.export().disk().held().is_some());
+    rig.inspect(1);
+    rig.inspect(1_000_000_001);
+    store.fail(None);
+    rig.export().retry_held(false);
+    waits(&mut next, 1);
+    assert_eq!(store.asked(3), 1, "not again");
+    store.stall(None);
+    replies(&mut client, 1);
+    replies(&mut next, 1);
+    assert_eq!((store.byte(0), store.byte(512)), (3, 3));
 }

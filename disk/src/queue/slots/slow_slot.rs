@@ -1,5 +1,6 @@
 //! What only requests need that are more than one plain operation.
 
+use crate::locks::Turn;
 use crate::queue::held::HeldSlot;
 use ringway_aio::IoOp;
 use ringway_core::ByteRange;
@@ -32,8 +33,8 @@ pub(crate) struct SlowSlot {
     pub(crate) run: Option<RunId>,
     /// The disk has failed it, and it is held, or tried again.
     pub(crate) held: Option<HeldSlot>,
-    /// Others wait for it, because it touches this range and is late.
-    pub(crate) late: Option<ByteRange>,
+    /// Its turn among late writes: it waits for some, or others wait for it.
+    pub(crate) late: Option<Turn>,
     /// Since when it has been seen in flight. Means nothing at [`Stage::Whole`].
     pub(crate) seen: Sighting,
 }

@@ -11,6 +11,7 @@
 //! blocks, so that others go on; a read-modify-write begins again with the read.
 
 use super::SlowPath;
+use super::late::go_to_storage;
 use crate::holding::status_of;
 use crate::queue::dispatch::Dispatch;
 use crate::queue::held::{HeldSlot, RETRY_EVERY};
@@ -42,9 +43,13 @@ impl SlowPath {
             return false;
         }
         kill_point!(Holding);
-        // Storage does not have it any more.
-        if let Some(range) = slow.late.take() {
-            disk.end_late(range);
+        let range = slot.request.range;
+        if let Some(turn) = &mut slow.late {
+            // Nothing else of the blocks around it is touched now.
+            disk.change_late(turn, range);
+        } else if self.peer_may_vanish && slot.request.op.changes_disk() && !range.is_empty() {
+            // Whoever has asked for it may be back elsewhere when it is tried again.
+            slow.late = Some(disk.take_turn(range));
         }
         let held = HeldSlot { since_ns, errno, tried: false };
         slow.held = Some(held);
@@ -161,9 +166,20 @@ impl SlowPath {
             held.tried = true;
         }
         (slow.retries, slow.seen) = (0, Sighting::default());
-        match d.issuer.disk.authorise(&slot.request) {
-            Ok(()) => self.waiting.push_back(tag),
-            Err(status) => self.answer(d, tag, status),
+        let disk = &d.issuer.disk;
+        if let Err(status) = disk.authorise(&slot.request) {
+            return self.answer(d, tag, status);
+        }
+        let waits = match slow.late {
+            Some(turn) => disk.has_to_wait(&turn).then_some(turn),
+            None => disk.await_turn(slot.request.range, slot.request.op.changes_disk()),
+        };
+        match waits {
+            Some(turn) => self.await_late(d.slots, tag, turn),
+            None => {
+                go_to_storage(d, tag);
+                self.waiting.push_back(tag);
+            }
         }
     }
 

@@ -1,42 +1,49 @@
-//! Requests that wait for late writes ([`crate::late`]): in their slots, where nothing of them has begun.
+//! Requests that wait for late writes ([`crate::late`]): in their slots, where nothing of them is under way.
 
 use super::SlowPath;
-use crate::queue::dispatch::{Dispatch, mark_late};
+use crate::locks::Turn;
+use crate::queue::dispatch::Dispatch;
 use crate::queue::slots::{Sighting, Slots, Stage};
 use ringway_aio::Engine;
 
 impl SlowPath {
     /// A request waits for a late write.
-    pub(crate) fn await_late<C>(&mut self, slots: &mut Slots<C>, tag: u16) {
+    pub(crate) fn await_late<C>(&mut self, slots: &mut Slots<C>, tag: u16, turn: Turn) {
         let (slot, slow) = slots.both(tag);
-        slot.stage = Stage::Late;
-        slow.seen = Sighting::default();
+        (slot.stage, slow.seen, slow.late) = (Stage::Late, Sighting::default(), Some(turn));
         self.awaiting_late += 1;
         self.waiting.push_back(tag);
     }
 
-    /// Begins a request that has waited for a late write, if none is in its way.
+    /// Begins a request that has waited for late writes, if none is in its way.
     #[cold]
     pub(super) fn end_wait_for_late<C, E: Engine>(&mut self, d: &mut Dispatch<'_, C, E>, tag: u16) {
         let disk = &d.issuer.disk;
         let (slot, slow) = d.slots.both(tag);
-        if disk.is_late(d.issuer.touched(slot.request.range)) {
+        if slow.late.is_some_and(|turn| disk.has_to_wait(&turn)) {
             self.waiting.push_back(tag);
             return;
         }
         self.awaiting_late -= 1;
-        slot.stage = Stage::Part;
+        // One that was held begins anew.
+        (slot.stage, slot.done) = (Stage::Part, 0);
         // The disk may have another size by now.
         if let Err(status) = disk.authorise(&slot.request) {
-            return d.answer(tag, status);
+            return self.answer(d, tag, status);
         }
-        if self.outlives {
-            mark_late(d.issuer, slot, slow);
-        }
+        go_to_storage(d, tag);
         self.start(d, tag);
     }
 
     pub(crate) fn awaits_late_only(&self) -> bool {
         self.waiting.len() == self.awaiting_late
+    }
+}
+
+/// A request whose turn it is may touch more than was asked for from now on.
+pub(super) fn go_to_storage<C, E: Engine>(d: &mut Dispatch<'_, C, E>, tag: u16) {
+    let (slot, slow) = d.slots.both(tag);
+    if let Some(turn) = &mut slow.late {
+        d.issuer.disk.change_late(turn, d.issuer.touched(slot.request.range));
     }
 }

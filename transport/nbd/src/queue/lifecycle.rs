@@ -31,6 +31,10 @@ impl QueueLifecycle for Queue {
         self.hung_up || (self.gone.is_some() && !self.said_goodbye)
     }
 
+    fn peer_may_vanish(&self) -> bool {
+        true
+    }
+
     fn calls(&self) -> u64 {
         self.output.calls()
     }
