@@ -29,6 +29,7 @@ pub mod geometry;
 pub mod kill_points;
 pub mod mem;
 pub mod request;
+pub mod sync_turn;
 pub mod thread;
 
 pub use geometry::{Geometry, SECTOR_BYTES};

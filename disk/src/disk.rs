@@ -8,6 +8,7 @@ use crate::holding::Holding;
 use crate::incidents::Incidents;
 use crate::locks::{LateWrites, RangeLocks};
 use ringway_aio::nvme::Namespace;
+use ringway_core::sync_turn::SyncTurn;
 use ringway_core::{ByteRange, Geometry};
 use ringway_nbd_client::Remote;
 use ringway_rbd::Image as RbdImage;
@@ -48,8 +49,8 @@ pub struct Disk {
     pub(crate) flush_failed: AtomicBool,
     /// It failed in an earlier process.
     pub(crate) failure_inherited: AtomicBool,
-    /// A sync of a cached disk is under way; there is one at a time.
-    pub(crate) syncing: AtomicBool,
+    /// Whose turn it is to make it durable.
+    pub(crate) turn: Arc<SyncTurn>,
     pub(crate) locks: RangeLocks,
     pub(crate) late: LateWrites,
     pub(crate) policy: SharedPolicy,

@@ -9,6 +9,7 @@ use crate::state::{
 };
 use ringway_core::kill_point;
 use ringway_core::mem::MappingError;
+use ringway_core::sync_turn::SyncTurn;
 use ringway_image::Journal;
 use ringway_nbd_client::Counts;
 use std::any::Any;
@@ -145,20 +146,17 @@ impl Disk {
         kill_point!(FlushFailed);
     }
 
-    /// A flush through the page cache begins or is over; there may be several.
-    pub(crate) fn set_flushing(&self, begins: bool) {
-        if self.cache == CacheMode::None || self.remote.is_some() {
-            return;
+    /// A sync by whoever has the turn begins or is over: whoever serves the disk next is told, if it goes through the
+    /// page cache.
+    pub(crate) fn set_flushing(&self, under_way: bool) {
+        if self.cache != CacheMode::None && self.remote.is_none() {
+            self.keep(STATE_FLUSHING, under_way);
         }
-        let active = self.active();
-        let Some(state) = &active.state else { return };
-        if begins {
-            state.word().fetch_add(STATE_FLUSHING, SeqCst);
-        } else {
-            let one_less = |word: u64| word.checked_sub(STATE_FLUSHING);
-            // There is none if the lock came back meanwhile, and another file with it.
-            let _ = state.word().fetch_update(SeqCst, SeqCst, one_less);
-        }
+    }
+
+    /// The turn, for whoever else syncs its files, if the host tells only one of them what is lost.
+    pub(crate) fn cached_turn(&self) -> Option<Arc<SyncTurn>> {
+        (self.cache != CacheMode::None).then(|| Arc::clone(&self.turn))
     }
 
     /// A guest begins afresh: that a flush had failed when the disk was served before does not concern

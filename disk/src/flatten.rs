@@ -76,7 +76,8 @@ impl Disk {
         let mut chain = old.chain()?;
         change(&mut chain);
         let journal = self.active().journal_to_use();
-        let image = open_image(chain, old.usage(), bases, self.image_unit(), journal)?;
+        let image =
+            open_image(chain, old.usage(), bases, self.image_unit(), journal, self.cached_turn())?;
         self.active().serve(image)?;
         Ok(Replaced { _image: old })
     }

@@ -32,7 +32,14 @@ impl Disk {
         }
         if let Some(Unmapped { mut layers, usage }) = active.unmapped.take() {
             self.finish(&mut layers, usage, &active)?;
-            let image = open_image(layers, usage, bases, unit, active.journal_to_use())?;
+            let image = open_image(
+                layers,
+                usage,
+                bases,
+                unit,
+                active.journal_to_use(),
+                self.cached_turn(),
+            )?;
             active.serve(image)?;
         }
         Ok(())
@@ -112,7 +119,7 @@ impl Disk {
         self.judge_size(bytes).map_err(io::Error::other)?;
         self.finish(&mut layers, usage, &active)?;
         let journal = active.journal_to_use();
-        let image = open_image(layers, usage, &active.bases, unit, journal)?;
+        let image = open_image(layers, usage, &active.bases, unit, journal, self.cached_turn())?;
         active.serve(image)?;
         active.unmapped = None;
         Ok(bytes)

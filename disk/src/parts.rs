@@ -135,7 +135,7 @@ impl From<Parts> for Disk {
             alignment: parts.alignment,
             flush_failed: AtomicBool::new(false),
             failure_inherited: AtomicBool::new(false),
-            syncing: AtomicBool::new(false),
+            turn: Arc::default(),
             locks: RangeLocks::with_capacity(LOCKS_MAX),
             policy: SharedPolicy::new(parts.path),
             active: Mutex::new(Active {

@@ -89,7 +89,7 @@ impl<C> DiskQueue<C> {
     #[inline]
     #[must_use]
     pub fn has_deferred(&self) -> bool {
-        self.issuer.has_backlog() || self.slow.has_waiting()
+        self.issuer.has_backlog() || self.slow.has_waiting() || self.slow.syncs.has_some()
     }
 
     /// Takes a slot; `None` means leave the request in the ring.

@@ -9,10 +9,11 @@ use crate::open::probe::device_bytes;
 use crate::open::unlock_image;
 use ringway_core::SECTOR_BYTES;
 use ringway_core::file::FileShape;
+use ringway_core::sync_turn::sync_patiently;
 use ringway_image::Image;
 use std::io;
 use std::os::fd::AsRawFd;
-use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 
 /// Why a disk cannot have another size: what is wrong, what to do.
 #[derive(Debug, thiserror::Error)]
@@ -195,8 +196,12 @@ impl Disk {
     /// # Errors
     /// As there, and what `flush` returns.
     pub fn sync_with(&self, flush: impl FnOnce() -> io::Result<()>) -> io::Result<()> {
-        if self.flush_failed.load(Relaxed) {
-            return Err(io::Error::other("an earlier flush failed: serve the disk anew"));
+        let has_failed = || {
+            let failed = self.flush_failed.load(SeqCst);
+            failed.then(|| io::Error::other("an earlier flush failed: serve the disk anew"))
+        };
+        if let Some(error) = has_failed() {
+            return Err(error);
         }
         if self.geometry.read_only {
             return Ok(());
@@ -207,16 +212,27 @@ impl Disk {
         if !self.is_real() {
             return Ok(());
         }
-        let image = self.image();
         self.write_entries()?;
+        self.turn.by_thread(|| self.sync_files()).unwrap_or_else(|| {
+            // Somebody else's sync began after the entries were there. The image's thread tells nobody else.
+            if self.image().is_some_and(|image| image.has_failed()) {
+                self.flush_has_failed();
+            }
+            has_failed().map_or(Ok(()), Err)
+        })
+    }
+
+    /// A sync of its files, by the thread that has the turn.
+    fn sync_files(&self) -> io::Result<()> {
+        let image = self.image();
         // The host tells a lost write-back once: the queues must learn of it.
         self.set_flushing(true);
         let data_file = image.as_ref().and_then(|image| image.data_file());
-        let data = data_file.map_or(Ok(()), |(_, file)| file.sync_data());
+        let data = data_file.map_or(Ok(()), |(_, file)| sync_patiently(|| file.sync_data()));
         // A character device has no sync; its block device flushes the same namespace.
         let flushed = || match &self.nvme {
-            Some(namespace) => namespace.block.sync_data(),
-            None => self.file().sync_data(),
+            Some(namespace) => sync_patiently(|| namespace.block.sync_data()),
+            None => sync_patiently(|| self.file().sync_data()),
         };
         let synced = data.and_then(|()| flushed()).and_then(|()| match image {
             // The host has told its thread of what is lost, and nobody else.

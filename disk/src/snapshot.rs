@@ -182,7 +182,8 @@ impl Disk {
         // The journal is for the new one from now on.
         old.leave_journal()?;
         let journal = self.active().journal_to_use();
-        let image = open_image(chain, old.usage(), bases, self.image_unit(), journal)?;
+        let image =
+            open_image(chain, old.usage(), bases, self.image_unit(), journal, self.cached_turn())?;
         let mut active = self.active();
         active.serve(image)?;
         let file = std::mem::replace(&mut active.file, file);

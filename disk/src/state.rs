@@ -30,11 +30,11 @@ pub const STATE_FLUSH_FAILED: u64 = 1;
 pub const STATE_PAUSED: u64 = 4;
 /// What stays true when the process is gone, of the word.
 pub const STATE_KEPT: u64 = STATE_FLUSH_FAILED | STATE_PAUSED;
-/// One flush through the page cache that is under way, and of which nobody knows the outcome: the upper half of
-/// the word counts them.
+/// A sync through the page cache is under way, and nobody knows its outcome: there is one at a time. (Earlier versions
+/// counted them in the upper half of the word.)
 pub const STATE_FLUSHING: u64 = 1 << 32;
 
-/// The page of one disk: one word, with the bits and the count above.
+/// The page of one disk: one word, with the bits above.
 pub(crate) struct State {
     mapping: Mapping,
     pub(crate) file: Arc<File>,

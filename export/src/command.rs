@@ -156,6 +156,15 @@ impl<Q> Inbox<Q> {
         self.bell.as_raw_fd()
     }
 
+    /// Has the worker wake and take a turn, from any thread.
+    pub(crate) fn ringer(&self) -> impl Fn() + Send + Sync + use<Q> + 'static {
+        let bell = Arc::clone(&self.bell);
+        move || {
+            // It counts, and cannot be full.
+            let _ = rustix::io::write(&*bell, &1u64.to_ne_bytes());
+        }
+    }
+
     /// One load: cheap enough for every turn.
     #[inline]
     pub(crate) fn is_pending(&self) -> bool {

@@ -1,12 +1,34 @@
-//! That syncs have failed, for all who have to know.
+//! How an image's files are made durable, and that this has failed, for all who have to know.
 
-use std::sync::atomic::AtomicBool;
+use ringway_core::sync_turn::{SyncTurn, sync_patiently};
+use std::io;
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::sync::{Arc, OnceLock};
 
-/// What is known of syncs that have failed.
+/// What is known of syncs that have failed, and whose turn it is to sync.
 #[derive(Debug, Default)]
 pub(crate) struct Failure {
     /// One has, of the image's thread or of a queue.
     pub(crate) failed: AtomicBool,
     /// Whoever serves the image next knows it, whatever its header says.
     pub(crate) kept: AtomicBool,
+    /// Shared with queues and others that sync the same files, if the host tells only one of them what is lost.
+    pub(crate) turn: OnceLock<Arc<SyncTurn>>,
+}
+
+impl Failure {
+    /// Makes durable what was written before; `sync` does, all of it.
+    ///
+    /// # Errors
+    /// What the host says, here or to somebody else who has done it.
+    pub(crate) fn sync(&self, sync: impl Fn() -> io::Result<()>) -> io::Result<()> {
+        // Before the turn ends: those who share it are answered then.
+        let sync = || sync_patiently(sync).inspect_err(|_| self.failed.store(true, SeqCst));
+        let Some(turn) = self.turn.get() else { return sync() };
+        match turn.by_thread(sync) {
+            Some(synced) => synced,
+            None if self.failed.load(SeqCst) => Err(io::Error::from_raw_os_error(libc::EIO)),
+            None => Ok(()),
+        }
+    }
 }

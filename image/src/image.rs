@@ -205,8 +205,9 @@ impl Image {
                     Vec::new()
                 });
             }
-            let failure = Arc::clone(&mailbox.failure);
-            let mut new = Writer::new(refcounts, entries.clone(), failure);
+            refcounts.failure = Arc::clone(&mailbox.failure);
+            refcounts.data_file = layers.has_data_file().then(|| layers.data().clone());
+            let mut new = Writer::new(refcounts, entries.clone());
             new.freed = freed;
             writer = Some(new);
         }

@@ -5,6 +5,7 @@
 mod counts;
 mod metadata;
 
+use crate::failure::Failure;
 use crate::file::BlockFile;
 use crate::journal::LooseClusters;
 use crate::kept::Kept;
@@ -13,6 +14,7 @@ use crate::read_at::cut_off;
 use counts::{count, set_count};
 pub(crate) use metadata::Metadata;
 use std::io;
+use std::sync::Arc;
 
 /// So much memory for refcount blocks, in bytes, or two of them.
 const CACHE: u64 = 1 << 20;
@@ -68,6 +70,9 @@ pub(crate) struct Refcounts {
     pub(crate) metadata: Metadata,
     /// Those that are counted though no table names them, for whoever comes after a kill.
     pub(crate) loose: LooseClusters,
+    /// The file with the data, if that is another one.
+    pub(crate) data_file: Option<BlockFile>,
+    pub(crate) failure: Arc<Failure>,
     /// Sync where order matters.
     pub(crate) barriers: bool,
     /// A sync failed: nobody knows what the file holds, and the host tells nobody else.
@@ -136,6 +141,8 @@ impl Refcounts {
             grows,
             metadata,
             loose: LooseClusters::default(),
+            data_file: None,
+            failure: Arc::default(),
             barriers: true,
             sync_failed: false,
             is_unsure: false,
@@ -160,8 +167,16 @@ impl Refcounts {
     }
 
     pub(crate) fn sync(&mut self) -> io::Result<()> {
-        let synced = if self.barriers { self.file.sync_data() } else { Ok(()) };
+        let synced = if self.barriers { self.sync_files() } else { Ok(()) };
         synced.inspect_err(|_| self.sync_failed = true)
+    }
+
+    /// Makes durable all that was written: whoever waits for a sync is answered by this one, too.
+    pub(crate) fn sync_files(&self) -> io::Result<()> {
+        self.failure.sync(|| {
+            self.data_file.as_ref().map_or(Ok(()), BlockFile::sync_data)?;
+            self.file.sync_data()
+        })
     }
 
     /// A block, if there is one.

@@ -30,7 +30,6 @@ mod put;
 mod shrink;
 
 use crate::aligned::Aligned;
-use crate::failure::Failure;
 use crate::file::NotReplaced;
 use crate::journal::Journal;
 use crate::l2::Unwritten;
@@ -97,17 +96,15 @@ pub(crate) struct Writer {
     buffer: Aligned,
     journal: Option<Arc<Journal>>,
     defers: bool,
-    failure: Arc<Failure>,
     /// What the header says of whose entries it has; 0 if it says nothing.
     mark: Arc<AtomicU64>,
 }
 
 impl Writer {
-    /// `failure` and the mark of the journal are shared with whoever hears that a sync has failed.
+    /// The mark of the journal is shared with whoever hears that a sync has failed.
     pub(crate) fn new(
         refcounts: Refcounts,
         journal: Option<(Arc<Journal>, Arc<AtomicU64>)>,
-        failure: Arc<Failure>,
     ) -> Self {
         let (journal, mark) = journal.unzip();
         let mark = mark.unwrap_or_default();
@@ -131,7 +128,6 @@ impl Writer {
             buffer: Aligned::default(),
             journal,
             defers: true,
-            failure,
             mark,
         }
     }
@@ -252,7 +248,7 @@ impl Writer {
         }
         let pending = sorted(std::mem::take(&mut self.pending));
         let words = words(map, &pending);
-        self.sync_replaced(map)?;
+        self.sync_replaced()?;
         self.name_loose(map, &pending);
         let l1 = self.write_l1(map);
         let unwritten = self.write_entries(map, &words);
@@ -355,9 +351,9 @@ impl Writer {
     }
 
     /// What was written in the place of other content is durable, if there is any.
-    fn sync_replaced(&mut self, map: &mut Map) -> io::Result<()> {
+    fn sync_replaced(&mut self) -> io::Result<()> {
         if std::mem::take(&mut self.barrier) {
-            self.sync(map)?;
+            self.sync()?;
             // A queue may have heard that what this was for is lost.
             if self.is_broken() {
                 return Err(corrupt());
@@ -438,23 +434,18 @@ impl Writer {
 
     /// True if a sync has failed.
     pub(crate) fn has_lost(&self) -> bool {
-        self.broken || self.refcounts.sync_failed || self.failure.failed.load(SeqCst)
+        self.broken || self.refcounts.sync_failed || self.refcounts.failure.failed.load(SeqCst)
     }
 
     /// Makes all that was written durable.
     ///
     /// # Errors
     /// What the host says; nothing is changed any more then.
-    fn sync(&mut self, map: &mut Map) -> io::Result<()> {
+    fn sync(&mut self) -> io::Result<()> {
         if !self.refcounts.barriers {
             return Ok(());
         }
-        let mut synced = Ok(());
-        if map.layers.has_data_file() {
-            synced = map.layers.data().sync_data();
-        }
-        let synced = synced.and_then(|()| map.layers.top().file.sync_data());
-        synced.inspect_err(|_| {
+        self.refcounts.sync_files().inspect_err(|_| {
             self.broken = true;
             // What they lead to may be lost, and what the image held before is not.
             self.end_journal();
@@ -471,7 +462,7 @@ impl Writer {
             return Ok(());
         }
         let written = self.write_deferred(map);
-        self.sync(map)?;
+        self.sync()?;
         // A queue may have heard meanwhile that what the tables say is lost.
         if self.is_broken() {
             return Err(corrupt());

@@ -39,9 +39,17 @@ impl<C> DiskQueue<C> {
         }
     }
 
-    /// True if all that [`DiskQueue::has_deferred`] speaks of waits for late writes, which take their time.
+    /// True if requests wait for something that rings no bell: [`DiskQueue::retry`] has to be called now and then.
+    /// What waits for room in the engine, or for a sync, is not among them: an end of the worker's own operations, or
+    /// [`DiskQueue::wake_by`], brings the worker back.
+    #[must_use]
+    pub fn has_to_look(&self) -> bool {
+        self.slow.has_waiting()
+    }
+
+    /// True if all of these wait for late writes, which take their time.
     #[must_use]
     pub fn awaits_late_only(&self) -> bool {
-        !self.issuer.has_backlog() && self.slow.awaits_late_only()
+        self.slow.awaits_late_only()
     }
 }

@@ -9,6 +9,7 @@ impl<C> Drop for DiskQueue<C> {
     /// The lists of segments are in the slots.
     fn drop(&mut self) {
         self.give_back_room();
+        self.abandon_sync();
         self.close_image();
     }
 }

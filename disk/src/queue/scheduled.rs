@@ -90,7 +90,7 @@ impl<C> DiskQueue<C> {
     pub fn wake_in(&self) -> Option<Duration> {
         let scheduler = self.scheduler.as_ref().filter(|scheduler| scheduler.holds());
         let at = scheduler.and_then(|scheduler| scheduler.wake_at()).unwrap_or(u64::MAX);
-        let at = at.min(self.slow.held.due_ns);
+        let at = at.min(self.slow.held.due_ns).min(self.slow.syncs.due_ns());
         let left = || Duration::from_nanos(at.saturating_sub(self.issuer.disk.now()));
         (at != u64::MAX).then(left)
     }
@@ -131,8 +131,12 @@ impl<C> DiskQueue<C> {
     /// [`DiskQueue::has_deferred`].
     #[cold]
     pub fn retry<E: Engine>(&mut self, engine: &mut E, budget: usize) {
-        if self.issuer.retry(engine, &self.slots, budget) {
-            let (mut owner, _) = self.owner(engine);
+        let has_room = self.issuer.retry(engine, &self.slots, budget);
+        let (mut owner, _) = self.owner(engine);
+        if owner.slow.syncs.has_some() {
+            owner.slow.tend_syncs(&mut owner.dispatch);
+        }
+        if has_room {
             owner.slow.retry(&mut owner.dispatch, budget);
         }
     }

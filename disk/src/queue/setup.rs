@@ -66,6 +66,20 @@ impl<C> DiskQueue<C> {
         self.slow.peer_may_vanish = may;
     }
 
+    /// From now on `wake` is called, from any thread, when something has happened elsewhere that requests of this queue
+    /// wait for: [`DiskQueue::retry`] is to be called then. It must not block. Allocates.
+    pub fn wake_by(&mut self, wake: impl Fn() + Send + Sync + 'static) {
+        let disk = Arc::clone(&self.issuer.disk);
+        self.slow.syncs.wake_by(&disk, wake);
+    }
+
+    /// Its engine has ended, or nobody knows what it does: no operation ends any more. A sync of the disk that was
+    /// under way has failed, and others are not kept waiting for it.
+    #[cold]
+    pub fn abandon_sync(&mut self) {
+        self.slow.syncs.abandon(&self.issuer.disk);
+    }
+
     /// From now on `watcher` is told of the memory that is written, also for requests in flight.
     pub fn watch_memory(&mut self, watcher: Option<Watcher>) {
         self.slots.watcher = watcher;

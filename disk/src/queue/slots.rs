@@ -65,7 +65,9 @@ pub(crate) enum Stage {
     Erase,
     /// It waits for a late write that it overlaps; nothing is done yet.
     Late,
-    /// What was done is made durable.
+    /// What was done is to be made durable by the next sync.
+    Joined,
+    /// The sync of the disk that is under way.
     Sync,
     /// The image's thread does a part of the request.
     Asked,

@@ -1,4 +1,4 @@
-//! The slow path: requests that are not one plain operation. Pieces, locks, zeroing, flushes.
+//! The slow path: requests that are not one plain operation. Pieces, locks, zeroing; flushes in `slow_path/sync.rs`.
 //!
 //! A request that the file does not take as it is is carried out piece by piece. Each piece is one
 //! operation (two for a read-modify-write), and the slot remembers how far it has got:
@@ -15,6 +15,7 @@ pub(crate) mod finish;
 mod hold;
 mod late;
 mod mapped;
+mod sync;
 
 use super::bounce::{Bounce, beginning_of, rest_of};
 use super::detours::DetourWatch;
@@ -24,18 +25,17 @@ use super::slots::{Finished, Stage};
 use crate::choices::{Alignment, CacheMode};
 use crate::disk::Disk;
 use ringway_aio::{Engine, IoOp};
-use ringway_core::{ByteRange, Op, Status};
+use ringway_core::{Op, Status};
 use ringway_image::ImageClient;
 use std::collections::VecDeque;
 use std::io;
-use std::sync::atomic::Ordering::{Relaxed, SeqCst};
+use sync::Syncs;
 
 /// What requests that are not one plain operation go through.
 ///
 /// # Invariants
 /// 1. `waiting` holds tags of slots in flight that have no operation with the engine or in its
-///    backlog: they wait for pages, for a lock of the disk's ranges, for a late write, or for another
-///    queue's sync.
+///    backlog: they wait for pages, for a lock of the disk's ranges, or for a late write.
 #[derive(Debug)]
 pub(crate) struct SlowPath {
     waiting: VecDeque<u16>,
@@ -46,6 +46,7 @@ pub(crate) struct SlowPath {
     bounce: Bounce,
     detours: DetourWatch,
     pub(crate) held: Held,
+    pub(crate) syncs: Syncs,
     /// First slots of runs that an image does not have in one piece, for a moment.
     pub(crate) scattered: VecDeque<u16>,
     /// The line to the image's thread, if the disk is no raw image.
@@ -66,6 +67,7 @@ impl SlowPath {
             bounce: Bounce::new()?,
             detours: DetourWatch::default(),
             held: Held::new(depth),
+            syncs: Syncs::new(depth),
             scattered: VecDeque::with_capacity(match disk.image() {
                 Some(_) => depth.into(),
                 None => 0,
@@ -161,7 +163,6 @@ impl SlowPath {
             Stage::Whole | Stage::Part if !d.slots.slow(tag).bounce => self.next_part(d, tag),
             Stage::Erase => self.erase(d, tag),
             Stage::Entries => self.sync(d, tag),
-            Stage::Sync => self.sync_file(d, tag),
             _ => self.next_bounce(d, tag),
         }
     }
@@ -264,38 +265,6 @@ impl SlowPath {
         self.next_bounce(d, tag);
     }
 
-    fn sync<C, E: Engine>(&mut self, d: &mut Dispatch<'_, C, E>, tag: u16) {
-        let disk = &d.issuer.disk;
-        if disk.flush_failed.load(Relaxed) {
-            d.note_failure(tag, None);
-            return self.answer(d, tag, Status::IoError);
-        }
-        // What was answered before has to be where it will be looked for after a power cut.
-        if d.issuer.image.as_ref().is_some_and(|image| image.has_deferred()) {
-            return self.ask_for_entries(d, tag);
-        }
-        self.sync_file(d, tag);
-    }
-
-    fn sync_file<C, E: Engine>(&mut self, d: &mut Dispatch<'_, C, E>, tag: u16) {
-        let disk = &d.issuer.disk;
-        let (slot, slow) = d.slots.both(tag);
-        slot.stage = Stage::Sync;
-        // Through the page cache the host tells a lost write-back to one sync only: with two at a
-        // time the other one would report success for the same lost data.
-        if disk.cache != CacheMode::None && disk.syncing.swap(true, SeqCst) {
-            self.waiting.push_back(tag);
-            return;
-        }
-        slow.syncing = true;
-        disk.set_flushing(true);
-        (slow.op, slow.range, slow.place) = (IoOp::Sync, ByteRange::default(), None);
-        slow.part.clear();
-        d.slots.stats.syncs += 1;
-        self.sync_data_file(d, tag);
-        d.issue(tag);
-    }
-
     /// Lets go of pages and lock and makes the answer.
     fn end<C, E: Engine>(
         &mut self,
@@ -307,10 +276,6 @@ impl SlowPath {
         d.leave_late(tag);
         let disk = &d.issuer.disk;
         let (_, slow) = d.slots.both(tag);
-        if std::mem::take(&mut slow.syncing) {
-            disk.set_flushing(false);
-            disk.syncing.store(false, SeqCst);
-        }
         if let Some(range) = slow.lock.take() {
             disk.locks.unlock(range);
         }

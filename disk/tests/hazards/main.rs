@@ -14,3 +14,4 @@ mod overdue;
 mod parts;
 mod power_cut;
 mod state;
+mod syncs;

@@ -76,10 +76,15 @@ impl<E: Engine, Q: QueueLifecycle> Worker<E, Q> {
     pub(super) fn take_down(self, after_panic: bool) {
         let Self { engine, mut queues, waiting, inbox, .. } = self;
         if after_panic {
+            let abandon = |queue: &mut WorkerQueue<Q>| queue.disk.abandon_sync();
+            let all = || queues.iter_mut().flatten().for_each(abandon);
+            let _ = catch_unwind(AssertUnwindSafe(all));
             forget((engine, queues));
         } else if catch_unwind(AssertUnwindSafe(|| drop(engine))).is_err() {
             forget(queues);
         } else {
+            // Before anybody waits for the thread of an image, which may wait for its turn.
+            queues.iter_mut().flatten().for_each(|queue| queue.disk.abandon_sync());
             // Threads of images may write to that memory, too.
             queues.iter_mut().flatten().for_each(|queue| queue.disk.close_image());
             // Sessions know of it, or have gone before.

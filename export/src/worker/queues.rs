@@ -72,6 +72,7 @@ impl<E: Engine, Q: QueueLifecycle> Worker<E, Q> {
             .inspect_err(|_| self.engine.detach(file))?;
         disk.set_durable_writes(durable);
         disk.set_peer_may_vanish(ring.peer_may_vanish());
+        disk.wake_by(self.inbox.ringer());
         disk.watch_memory(ring.shared_memory().and_then(SharedMemory::watcher));
         let listening = client
             .map_or(Ok(()), |client| disk.attach_image(&mut self.engine, client, IMAGE_BELL | id))

@@ -2,7 +2,9 @@
 
 use super::Image;
 use crate::thread::Work;
+use ringway_core::sync_turn::SyncTurn;
 use std::io;
+use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 
 impl Image {
@@ -52,6 +54,13 @@ impl Image {
         if let Some((journal, mark)) = &self.entries {
             journal.end_of(mark.load(SeqCst));
         }
+    }
+
+    /// From now on its thread makes its files durable when it is its turn, which queues and others take that sync the
+    /// same files: for files through the page cache, where the host tells one of them what is lost. The thread waits for
+    /// what is under way and for nothing else. Once, before it is served.
+    pub fn share_turn(&self, turn: Arc<SyncTurn>) {
+        let _ = self.mailbox.failure.turn.set(turn);
     }
 
     /// True if a sync of its thread, or of a queue, has failed: what it holds is unknown, and flushes must fail.

@@ -81,7 +81,7 @@ impl Writer {
         if self.is_broken() {
             return Err(corrupt());
         }
-        self.sync_replaced(map)?;
+        self.sync_replaced()?;
         self.write_entries(map, &[]).into_result()
     }
 
@@ -184,7 +184,7 @@ impl Writer {
     /// What the host says.
     pub(crate) fn leave_journal(&mut self, map: &mut Map) -> io::Result<()> {
         let written = self.write_deferred(map);
-        if written.is_err() && !(self.is_broken() && self.failure.kept.load(SeqCst)) {
+        if written.is_err() && !(self.is_broken() && self.refcounts.failure.kept.load(SeqCst)) {
             return written;
         }
         // That entries are lost is known by now, if they are: the mark would say no more.

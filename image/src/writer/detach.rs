@@ -25,9 +25,9 @@ impl Writer {
     /// What the host says; both that the name is there and that it is not mean the same data.
     pub(crate) fn detach(&mut self, map: &mut Map) -> io::Result<()> {
         self.may_detach(map)?;
-        self.sync(map)?;
+        self.sync()?;
         map.layers.top().file.write_at(&[0; BACKING_BYTES], BACKING_AT)?;
-        self.sync(map)
+        self.sync()
     }
 
     /// Refuses an image whose header has to name a backing file to be understood, and one with internal

@@ -55,7 +55,7 @@ impl Writer {
         map.set_size(size);
         let grown = self
             .hide_base(map, old, size)
-            .and_then(|()| self.sync(map))
+            .and_then(|()| self.sync())
             .and_then(|()| self.write_size(map, &before, &Shape { size, ..before }));
         match grown {
             Ok(()) => map.show_size(old),
@@ -85,7 +85,7 @@ impl Writer {
         let file = map.layers.top().file.clone();
         let replaced = file.replace_at(&fields(before), &fields(after), SIZE_AT);
         replaced.map_err(|not| self.not_replaced(not))?;
-        self.sync(map)
+        self.sync()
     }
 
     /// Has the L1 table be long enough for `size` bytes: in its last cluster, or in other clusters.
@@ -111,7 +111,7 @@ impl Writer {
             let cut = behind.cut(map, written.is_ok());
             self.free_behind(cut);
             written?;
-            self.sync(map)?;
+            self.sync()?;
             let l1_entries = number(needed)?.max(shape.l1_entries);
             self.write_size(map, &shape, &Shape { l1_entries, ..shape })?;
             map.layers.top().set_l1_table(shape.l1_offset, l1_entries);
@@ -129,7 +129,7 @@ impl Writer {
         let file = map.layers.top().file.clone();
         let named = file
             .write_at(&bytes, l1_offset)
-            .and_then(|()| self.sync(map))
+            .and_then(|()| self.sync())
             .and_then(|()| self.write_size(map, &shape, &after));
         if let Err(error) = named {
             // It may not read as zeroes any more, so it is no reserve.

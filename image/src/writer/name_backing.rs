@@ -41,12 +41,12 @@ impl Writer {
         format: Format,
     ) -> io::Result<()> {
         let Renaming { name_at, fields } = self.renaming(map, name, format)?;
-        self.sync(map)?;
+        self.sync()?;
         map.layers.top().file.write_at(name, name_at as u64)?;
-        self.sync(map)?;
+        self.sync()?;
         ringway_core::kill_point!(NameWritten);
         map.layers.top().file.write_at(&fields, BACKING_AT as u64)?;
-        self.sync(map)
+        self.sync()
     }
 
     /// Refuses a header that has no room for the name, or no place for the format.

@@ -117,6 +117,6 @@ impl Writer {
     /// What the host says.
     pub(crate) fn settle(&mut self, map: &mut Map) -> io::Result<()> {
         self.commit(map)?;
-        self.sync(map)
+        self.sync()
     }
 }

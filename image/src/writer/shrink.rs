@@ -102,7 +102,7 @@ impl Writer {
 
     /// Gives back what no entry leads to any more, once that is durable. Nothing is in flight.
     fn give_back_portion(&mut self, map: &mut Map) -> io::Result<()> {
-        self.sync(map)?;
+        self.sync()?;
         let freed = std::mem::take(&mut self.freed);
         self.release(map, freed)
     }

@@ -27,8 +27,6 @@ pub(crate) struct SlowSlot {
     /// The guest's memory must not be given to the file.
     pub(crate) bounce: bool,
     pub(crate) counted: bool,
-    /// This is the one sync of a cached disk that is under way.
-    pub(crate) syncing: bool,
     /// The run whose operation is in flight in this slot, its first one.
     pub(crate) run: Option<RunId>,
     /// The disk has failed it, and it is held, or tried again.
@@ -61,7 +59,6 @@ impl SlowSlot {
             retries: 0,
             bounce: false,
             counted: false,
-            syncing: false,
             run: None,
             held: None,
             late: None,

@@ -8,7 +8,6 @@ use crate::queue::dispatch::Dispatch;
 use crate::queue::slots::{Finished, Sighting, Stage};
 use ringway_aio::{Engine, IoOp};
 use ringway_core::{Op, Status};
-use std::sync::atomic::Ordering::Relaxed;
 
 /// How often an operation is begun again after EINTR or EAGAIN before the request fails.
 const RETRIES_MAX: u8 = 100;
@@ -51,7 +50,7 @@ impl SlowPath {
                 d.issue(tag);
                 return None;
             }
-            Stage::Sync => return Some(self.synced(d, tag)),
+            Stage::Sync => return Some(self.end_sync(d, tag)),
             _ => {}
         }
         let advanced = bounce::take_moved(d, tag, moved);
@@ -98,21 +97,6 @@ impl SlowPath {
         Some(self.end(d, tag, Status::IoError))
     }
 
-    /// A sync ended well.
-    fn synced<C, E: Engine>(&mut self, d: &mut Dispatch<'_, C, E>, tag: u16) -> Finished<C> {
-        // Of several syncs at a time the host tells only one that it failed.
-        let disk = &d.issuer.disk;
-        if has_lost(d) {
-            // Nor does it tell the guest of one by the image's thread.
-            disk.flush_has_failed();
-        }
-        let failed = disk.flush_failed.load(Relaxed);
-        if failed {
-            d.note_failure(tag, None);
-        }
-        self.end(d, tag, if failed { Status::IoError } else { Status::Ok })
-    }
-
     /// All bytes are where they belong: make them durable if that is owed, and answer.
     pub(super) fn made<C, E: Engine>(
         &mut self,
@@ -137,6 +121,9 @@ impl SlowPath {
         tag: u16,
         errno: i32,
     ) -> Option<Finished<C>> {
+        if d.slots.get(tag).stage == Stage::Sync {
+            return self.sync_failed(d, tag, errno);
+        }
         let (cache, lost) = (d.issuer.disk.cache, has_lost(d));
         let (slot, slow) = d.slots.both(tag);
         let stage = slot.stage;
@@ -146,10 +133,6 @@ impl SlowPath {
                 d.slots.stats.continued += 1;
                 match stage {
                     Stage::Part | Stage::Asked | Stage::Entries => self.advance(d, tag),
-                    Stage::Sync => {
-                        self.sync_data_file(d, tag);
-                        d.issue(tag);
-                    }
                     _ => d.issue(tag),
                 }
                 None
@@ -171,7 +154,7 @@ impl SlowPath {
                 let data = matches!(stage, Stage::Part | Stage::BounceWrite);
                 let changes = stage == Stage::Asked && slot.request.op.changes_disk();
                 let in_vain = lost && (changes || stage == Stage::Entries);
-                let synced = stage == Stage::Sync || (data && was_sync(cache, slow.op, errno));
+                let synced = data && was_sync(cache, slow.op, errno);
                 if synced {
                     // Reported whatever was chosen: what it has lost, no second try brings back.
                     d.issuer.disk.flush_has_failed();
@@ -195,7 +178,7 @@ pub(crate) fn was_sync(cache: CacheMode, op: IoOp, errno: i32) -> bool {
 }
 
 /// The image's thread, or a queue, has heard that written data is lost.
-fn has_lost<C, E>(d: &Dispatch<'_, C, E>) -> bool {
+pub(super) fn has_lost<C, E>(d: &Dispatch<'_, C, E>) -> bool {
     d.issuer.image.as_ref().is_some_and(|image| image.has_failed())
 }
 

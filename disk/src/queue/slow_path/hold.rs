@@ -155,6 +155,7 @@ impl SlowPath {
             self.answer(d, tag, Status::IoError);
         }
         self.awaiting_late = 0;
+        self.drop_joined(d);
     }
 
     /// The disk may have another size by now, which would have been looked at when it began.

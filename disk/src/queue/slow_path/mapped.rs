@@ -212,7 +212,7 @@ impl SlowPath {
         debug_assert!(matches!(slot.stage, Stage::Asked | Stage::Entries));
         let finished = if let Ok(done) = u64::try_from(result) {
             if slot.stage == Stage::Entries {
-                return self.sync_file(d, tag);
+                return self.join(d, tag);
             }
             slot.done += done;
             self.advance(d, tag);

@@ -45,7 +45,7 @@ impl<Q: QueueLifecycle> WorkerQueue<Q> {
     /// In how long the worker has to look at it, although nothing rings.
     #[inline]
     pub(in crate::worker) fn wake_in(&mut self) -> Option<Duration> {
-        if self.disk.has_deferred() {
+        if self.disk.has_to_look() {
             let late = self.disk.awaits_late_only();
             return Some(if late { LATE_SLEEP } else { DEFERRED_SLEEP });
         }

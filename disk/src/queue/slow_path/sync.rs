@@ -1,0 +1,209 @@
+//! Flushes, and whatever else has to be durable before it is answered: one sync of a disk at a time, whatever its
+//! queues, and all who wait for one share the next ([`SyncTurn`](ringway_core::sync_turn::SyncTurn)).
+//!
+//! ```text
+//! sync ─► entries by the image's thread, if some wait ─► join ─► tend_syncs ── nobody's turn ─► begin ─► engine
+//!                                                          ▲                                       │
+//!                                  the worker's bell ──────┴── wakes all others ◄── end_sync ◄── finish
+//! ```
+
+use super::SlowPath;
+use super::finish::has_lost;
+use crate::disk::Disk;
+use crate::queue::dispatch::Dispatch;
+use crate::queue::slots::{Finished, Stage};
+use ringway_aio::{Engine, IoOp};
+use ringway_core::sync_turn::{Sleeper, pause_before_sync};
+use ringway_core::{ByteRange, Status};
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::SeqCst;
+
+/// No time at which anything is due.
+const NEVER: u64 = u64::MAX;
+
+/// What a queue has to do with syncs of its disk.
+///
+/// # Invariants
+/// 1. `joined` holds tags of slots in flight of which nothing is with the engine, and the syncs that they wait for,
+///    in their order.
+#[derive(Debug)]
+pub(crate) struct Syncs {
+    joined: VecDeque<(u16, u64)>,
+    /// The slot in which the sync is under way, if this queue has the turn.
+    owner: Option<u16>,
+    /// When that is begun again, in the disk's time.
+    again_ns: u64,
+    sleeper: Option<Arc<Sleeper>>,
+}
+
+impl Syncs {
+    /// For a queue of `depth` slots. Allocates; call at start only.
+    pub(super) fn new(depth: u16) -> Self {
+        let joined = VecDeque::with_capacity(depth.into());
+        Self { joined, owner: None, again_ns: NEVER, sleeper: None }
+    }
+
+    /// `wake` is called when a sync for which this queue waits has ended.
+    pub(crate) fn wake_by(&mut self, disk: &Disk, wake: impl Fn() + Send + Sync + 'static) {
+        self.sleeper = Some(disk.turn.sleeper(wake));
+    }
+
+    /// True if [`SlowPath::tend_syncs`] may have something to do.
+    #[inline]
+    pub(crate) fn has_some(&self) -> bool {
+        !self.joined.is_empty() || self.again_ns != NEVER
+    }
+
+    /// When to look at them although nothing rings, in the disk's time.
+    pub(crate) fn due_ns(&self) -> u64 {
+        self.again_ns
+    }
+
+    /// Nobody will hear how the sync ends that this queue has begun, if it has.
+    pub(crate) fn abandon(&mut self, disk: &Disk) {
+        if self.owner.take().is_some() {
+            // If the host tells of a loss, it has told it here.
+            disk.flush_has_failed();
+            disk.turn.end();
+        }
+    }
+
+    fn sleeps(&self, sleeps: bool) {
+        self.sleeper.iter().for_each(|sleeper| sleeper.sleeps(sleeps));
+    }
+}
+
+impl SlowPath {
+    /// Makes durable what was done, for a request that is answered then.
+    pub(super) fn sync<C, E: Engine>(&mut self, d: &mut Dispatch<'_, C, E>, tag: u16) {
+        if d.issuer.disk.flush_failed.load(SeqCst) {
+            d.note_failure(tag, None);
+            return self.answer(d, tag, Status::IoError);
+        }
+        // What was answered before has to be where it will be looked for after a power cut.
+        if d.issuer.image.as_ref().is_some_and(|image| image.has_deferred()) {
+            return self.ask_for_entries(d, tag);
+        }
+        self.join(d, tag);
+    }
+
+    /// All that a sync has to make durable for this request is in the file.
+    pub(super) fn join<C, E: Engine>(&mut self, d: &mut Dispatch<'_, C, E>, tag: u16) {
+        d.slots.get_mut(tag).stage = Stage::Joined;
+        self.syncs.joined.push_back((tag, d.issuer.disk.turn.join()));
+        self.tend_syncs(d);
+    }
+
+    /// Answers those whose sync has ended, and begins the next one if it is nobody's turn. Once a turn while
+    /// [`Syncs::has_some`].
+    #[cold]
+    pub(crate) fn tend_syncs<C, E: Engine>(&mut self, d: &mut Dispatch<'_, C, E>) {
+        if self.syncs.again_ns != NEVER && self.syncs.again_ns <= d.issuer.disk.now() {
+            self.begin_again(d);
+        }
+        // Before looking: what changes afterwards rings.
+        self.syncs.sleeps(!self.syncs.joined.is_empty());
+        while let Some(&(tag, number)) = self.syncs.joined.front() {
+            let ended = d.issuer.disk.turn.has_ended(number);
+            let failed = self.has_failed(d);
+            if !failed && !ended {
+                break;
+            }
+            self.syncs.joined.pop_front();
+            if failed {
+                d.note_failure(tag, None);
+            }
+            self.answer(d, tag, if failed { Status::IoError } else { Status::Ok });
+        }
+        if let Some(&(tag, _)) = self.syncs.joined.front()
+            && d.issuer.disk.turn.try_begin()
+        {
+            self.syncs.joined.pop_front();
+            self.begin(d, tag);
+        }
+        if self.syncs.joined.is_empty() {
+            self.syncs.sleeps(false);
+        }
+    }
+
+    /// True if a sync has failed: this one, or one by whomever. No later one may succeed.
+    fn has_failed<C, E: Engine>(&self, d: &Dispatch<'_, C, E>) -> bool {
+        if has_lost(d) && !d.issuer.disk.flush_failed.load(SeqCst) {
+            // The host has told the image's thread, and tells the guest nothing.
+            d.issuer.disk.flush_has_failed();
+        }
+        d.issuer.disk.flush_failed.load(SeqCst)
+    }
+
+    /// The turn is this queue's.
+    fn begin<C, E: Engine>(&mut self, d: &mut Dispatch<'_, C, E>, tag: u16) {
+        self.syncs.owner = Some(tag);
+        d.issuer.disk.set_flushing(true);
+        let (slot, slow) = d.slots.both(tag);
+        (slot.stage, slow.retries) = (Stage::Sync, 0);
+        self.issue_sync(d, tag);
+    }
+
+    /// The file with the data, if that is another one, and then the image itself.
+    fn issue_sync<C, E: Engine>(&mut self, d: &mut Dispatch<'_, C, E>, tag: u16) {
+        let (_, slow) = d.slots.both(tag);
+        (slow.op, slow.range, slow.place) = (IoOp::Sync, ByteRange::default(), None);
+        slow.part.clear();
+        d.slots.stats.syncs += 1;
+        self.sync_data_file(d, tag);
+        d.issue(tag);
+    }
+
+    fn begin_again<C, E: Engine>(&mut self, d: &mut Dispatch<'_, C, E>) {
+        self.syncs.again_ns = NEVER;
+        let Some(tag) = self.syncs.owner else { return };
+        d.slots.stats.continued += 1;
+        self.issue_sync(d, tag);
+    }
+
+    /// The sync of this queue has ended with an error.
+    pub(super) fn sync_failed<C, E: Engine>(
+        &mut self,
+        d: &mut Dispatch<'_, C, E>,
+        tag: u16,
+        errno: i32,
+    ) -> Option<Finished<C>> {
+        let (_, slow) = d.slots.both(tag);
+        if matches!(errno, libc::EINTR | libc::EAGAIN)
+            && let Some(pause) = pause_before_sync(slow.retries)
+        {
+            slow.retries += 1;
+            let pause = u64::try_from(pause.as_nanos()).unwrap_or(NEVER);
+            self.syncs.again_ns = d.issuer.disk.now().saturating_add(pause);
+            return None;
+        }
+        // Reported whatever was chosen: what it has lost, no second try brings back. Before anybody is told.
+        d.issuer.disk.flush_has_failed();
+        d.note_failure(tag, Some(errno));
+        Some(self.end_sync(d, tag))
+    }
+
+    /// The sync of this queue has ended. If it failed, all who look know that by now.
+    pub(super) fn end_sync<C, E: Engine>(
+        &mut self,
+        d: &mut Dispatch<'_, C, E>,
+        tag: u16,
+    ) -> Finished<C> {
+        let failed = self.has_failed(d);
+        self.syncs.owner = None;
+        // It looks itself.
+        self.syncs.sleeps(false);
+        d.issuer.disk.set_flushing(false);
+        d.issuer.disk.turn.end();
+        self.tend_syncs(d);
+        self.end(d, tag, if failed { Status::IoError } else { Status::Ok })
+    }
+
+    /// Nobody waits for those that have joined. What is under way goes on.
+    pub(super) fn drop_joined<C, E: Engine>(&mut self, d: &mut Dispatch<'_, C, E>) {
+        while let Some((tag, _)) = self.syncs.joined.pop_front() {
+            self.answer(d, tag, Status::IoError);
+        }
+    }
+}
