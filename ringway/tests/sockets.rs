@@ -210,3 +210,48 @@ fn b17_the_usual_state_folder_is_private_and_its_neighbours_can_be_reached() {
     assert_eq!((mode(&there.join("disk.sock")), group(&there.join("disk.sock"))), (0o660, 54321));
     daemon.stop();
 }
+
+/// A connection that waits to be accepted; `None` if no more may.
+fn connect_at_once(path: &Path) -> Option<std::os::fd::OwnedFd> {
+    use rustix::net::{
+        AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with,
+    };
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None).unwrap();
+    connect(&socket, &SocketAddrUnix::new(path).unwrap()).ok().map(|()| socket)
+}
+
+/// As that of a process that was stopped.
+#[test]
+fn e41_a_socket_at_which_nobody_accepts_is_refused_at_once() {
+    for sandbox in ["on", "off"] {
+        let dir = folder();
+        let path = dir.path();
+        let (mut listeners, mut waiting) = (Vec::new(), Vec::new());
+        for name in ["full", "full-ctl"] {
+            let at = path.join(name);
+            listeners.push(std::os::unix::net::UnixListener::bind(&at).unwrap());
+            while let Some(stream) = connect_at_once(&at) {
+                waiting.push(stream);
+            }
+        }
+        for sockets in [["full", "ctl"], ["s", "full-ctl"]] {
+            let mut command = ringway();
+            let args = ["serve", "disk.img", "--format", "raw", "--sandbox", sandbox, "--socket"];
+            command.args(args).args([sockets[0], "--control", sockets[1]]).current_dir(path);
+            let output = run(command);
+            let said = text(&output.stderr);
+            assert_eq!(output.status.code(), Some(1), "{sandbox}, {sockets:?}: {said}");
+            assert!(
+                said.contains("another process is listening"),
+                "{sandbox}, {sockets:?}: {said}"
+            );
+        }
+        let args = ["null:1M", "--socket", "s", "--control", "ctl", "--sandbox", sandbox];
+        let daemon = Daemon::serve(path, &args);
+        let (added, said) = ctl(path, &["add", "null:2M", "--socket", "full"]);
+        assert!(!added && said.contains("another process is listening"), "{sandbox}: {said}");
+        assert!(path.join("full").exists(), "{sandbox}: it is another's");
+        daemon.stop();
+    }
+}

@@ -4,6 +4,7 @@
 //! its helper, which has made the socket, has it until it notices. Either is over by itself.
 
 use ringway_disk::open::{ENDING, is_dying, parent};
+use ringway_vhost_user::connect_at_once;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::sockopt::socket_peercred;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
@@ -22,7 +23,7 @@ const CHECKS: u32 = 4;
 /// Waits for whoever listens at `path`, if it was killed. Before there is a sandbox, as /proc says it.
 pub(crate) fn wait_for(path: &Path) {
     let is_socket = path.symlink_metadata().is_ok_and(|meta| meta.file_type().is_socket());
-    let Some(stream) = is_socket.then(|| UnixStream::connect(path).ok()).flatten() else { return };
+    let Some(stream) = is_socket.then(|| connect_at_once(path).ok()).flatten() else { return };
     let Ok(listened) = socket_peercred(&stream) else { return };
     let Ok(pid) = u32::try_from(listened.pid.as_raw_nonzero().get()) else { return };
     for _ in 0..CHECKS {

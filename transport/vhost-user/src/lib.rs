@@ -25,7 +25,7 @@ mod vring;
 pub use queue::{Queue, Token};
 pub use received::NO_PATH;
 pub use session::{Ended, Session, Wakes};
-pub use socket::{Access, BindError, bind};
+pub use socket::{Access, BindError, bind, connect_at_once};
 
 /// A disk that is offered over vhost-user.
 pub type Export = ringway_export::Export<Queue>;

@@ -169,7 +169,7 @@ fn make_room(path: &Path) -> Result<(), BindError> {
         if !meta.file_type().is_socket() {
             return Err(BindError::NotASocket(path.into()));
         }
-        match UnixStream::connect(path) {
+        match connect_at_once(path) {
             Err(e) if e.kind() == io::ErrorKind::ConnectionRefused => {
                 std::fs::remove_file(path).map_err(|e| refused(path, e))?;
             }
@@ -180,6 +180,18 @@ fn make_room(path: &Path) -> Result<(), BindError> {
         }
     }
     Ok(())
+}
+
+/// Connects to who listens at `path`, without waiting for anybody: whose listener has as many connections as it
+/// takes, and accepts none, is there all the same ([`io::ErrorKind::WouldBlock`]).
+///
+/// # Errors
+/// What the host says.
+pub fn connect_at_once(path: &Path) -> io::Result<UnixStream> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    net::connect(&socket, &SocketAddrUnix::new(path)?)?;
+    Ok(socket.into())
 }
 
 fn refused(path: &Path, source: io::Error) -> BindError {
@@ -214,7 +226,17 @@ mod tests {
         let path = dir.path().join("v.sock");
         let living = bind(&path, ALL).unwrap();
         assert!(matches!(bind(&path, ALL), Err(BindError::Busy(_))));
-        drop(living);
+        // As many connections wait as may, and nobody accepts them.
+        let mut waiting = Vec::new();
+        let full = loop {
+            match connect_at_once(&path) {
+                Ok(stream) => waiting.push(stream),
+                Err(error) => break error,
+            }
+        };
+        assert_eq!(full.kind(), io::ErrorKind::WouldBlock);
+        assert!(matches!(bind(&path, ALL), Err(BindError::Busy(_))));
+        drop((waiting, living));
         assert!(path.exists(), "a killed daemon leaves its socket file behind");
         bind(&path, ALL).unwrap();
     }
