@@ -7,7 +7,9 @@ use ringway_nbd_tls::Peer;
 use ringway_nbd_words::offers;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
-use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, socket_with};
+use rustix::net::{
+    AddressFamily, SocketAddrUnix, SocketFlags, SocketType, socket_with, socketpair,
+};
 use rustls::{ClientConnection, Connection, Stream};
 use std::fs::File;
 use std::io::{self, Read, Write};
@@ -18,6 +20,10 @@ use std::time::{Duration, Instant};
 
 /// How long a server may take at least for a connection beside the first, if nobody has asked for so many.
 const SPARE: Duration = Duration::from_secs(1);
+
+/// How long a server may take at least whose export is known from before: it is used without a connection at
+/// first, too.
+const KNOWN: Duration = Duration::from_secs(2);
 
 /// Connections that are ready for requests. Their sockets do not block.
 #[derive(Clone, Debug)]
@@ -30,6 +36,20 @@ pub struct Connected {
     pub negotiated: Negotiated,
     /// What the server calls the export, if it tells.
     pub export: Option<String>,
+    /// Why there is no connection yet, if the server is away: the sockets have ended, and all else is as it was
+    /// known before.
+    pub away: Option<String>,
+}
+
+/// What was agreed upon with a server, for as long as it is away.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Known {
+    /// What was agreed upon.
+    pub negotiated: Negotiated,
+    /// What the server called the export, if it told.
+    pub export: Option<String>,
+    /// How many connections there were.
+    pub connections: u16,
 }
 
 /// One of them.
@@ -46,6 +66,27 @@ impl Connected {
     /// All sockets.
     pub fn sockets(&self) -> impl Iterator<Item = &Arc<File>> {
         std::iter::once(&self.socket).chain(&self.others)
+    }
+
+    /// What there is to know of the export while its server is away; `None` if it is away already.
+    #[must_use]
+    pub fn known(&self) -> Option<Known> {
+        let connections = u16::try_from(self.sockets().count()).unwrap_or(u16::MAX);
+        let (negotiated, export) = (self.negotiated, self.export.clone());
+        self.away.is_none().then_some(Known { negotiated, export, connections })
+    }
+
+    /// An export whose server is away: connections that are lost already, as many as there were, but for those
+    /// that are wanted no more.
+    fn away(known: &Known, most: u16, why: String) -> io::Result<Self> {
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let lost = || {
+            let (ours, _) = socketpair(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+            io::Result::Ok(Arc::new(File::from(ours)))
+        };
+        let others = (1..known.connections.min(most)).map(|_| lost()).collect::<Result<_, _>>()?;
+        let (negotiated, export) = (known.negotiated, known.export.clone());
+        Ok(Self { socket: lost()?, others, negotiated, export, away: Some(why) })
     }
 }
 
@@ -83,9 +124,21 @@ pub enum ConnectError {
 /// its own limits. More connections follow, as many as are wished for, if the export may have several and
 /// the server takes them.
 ///
+/// An export that is [known](Target::with_known) is used without a connection at first if there is none to be had:
+/// [`Connected::away`] says why.
+///
 /// # Errors
 /// [`ConnectError`].
 pub fn connect(target: &Target) -> Result<Connected, ConnectError> {
+    let Some(known) = &target.known else { return connect_now(target) };
+    let connect_timeout = target.connect_timeout.min(KNOWN);
+    connect_now(&Target { connect_timeout, ..target.clone() }).or_else(|error| {
+        let away = Connected::away(known, target.connections.most, error.to_string());
+        away.map_err(|_| error)
+    })
+}
+
+fn connect_now(target: &Target) -> Result<Connected, ConnectError> {
     let begun = Instant::now();
     let addresses = target.look_up().map_err(|source| ConnectError::Name {
         host: target.host().map_or("", |(host, _)| host).to_owned(),
@@ -93,7 +146,7 @@ pub fn connect(target: &Target) -> Result<Connected, ConnectError> {
     })?;
     let One { socket, negotiated, export, at } = connect_one(&target.at(&addresses))?;
     let (socket, others) = (Arc::new(socket), Vec::new());
-    let mut connected = Connected { socket, others, negotiated, export };
+    let mut connected = Connected { socket, others, negotiated, export, away: None };
     if negotiated.offers(offers::CAN_MULTI_CONN) {
         // What a host's other addresses lead to may be another server.
         let target = target.at(at.as_slice());

@@ -361,7 +361,7 @@ impl Connection {
         }
         self.lane.waits.store(false, Relaxed);
         let (why, waiting) = (loss.to_string(), !self.sending.is_empty());
-        self.shared.ask(Wish { lane: self.index, why, old: socket, lost, waiting });
+        self.shared.ask(Wish { lane: self.index, why, old: socket, lost, waiting, absent: false });
     }
 
     /// Takes what the supervisor says.
@@ -411,6 +411,7 @@ impl Drop for Connection {
             return;
         };
         let why = "its worker has ended".to_owned();
-        self.shared.ask(Wish { lane: self.index, why, old, lost: false, waiting: false });
+        let (lane, lost) = (self.index, false);
+        self.shared.ask(Wish { lane, why, old, lost, waiting: false, absent: false });
     }
 }

@@ -101,7 +101,7 @@ mod target;
 mod tls;
 
 pub use allocation::{Allocation, AllocationError};
-pub use connect::{ConnectError, Connected, connect};
+pub use connect::{ConnectError, Connected, Known, connect};
 pub use engine::Nbd;
 pub use handshake::{HandshakeError, Negotiated};
 pub use ledger::Counts;

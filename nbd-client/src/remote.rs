@@ -19,6 +19,7 @@ use std::time::{Duration, Instant};
 #[derive(Debug)]
 pub struct Remote {
     shared: Arc<Shared>,
+    away: Option<String>,
     wishes: Mutex<Option<Receiver<Wish>>>,
     supervisor: Mutex<Option<JoinHandle<()>>>,
 }
@@ -30,7 +31,8 @@ impl Remote {
     pub fn new(name: &str, connected: &Connected) -> Self {
         let (wish, wishes) = channel();
         let shared = Shared::new(name, connected, wish);
-        Self { shared, wishes: Mutex::new(Some(wishes)), supervisor: Mutex::default() }
+        let (away, wishes) = (connected.away.clone(), Mutex::new(Some(wishes)));
+        Self { shared, away, wishes, supervisor: Mutex::default() }
     }
 
     /// What was agreed upon.
@@ -51,7 +53,13 @@ impl Remote {
         let mut sockets = self.shared.lanes.iter().map(|lane| lane.unused());
         let (socket, others) = (sockets.next()??, sockets.collect::<Option<_>>()?);
         let (negotiated, export) = (self.shared.negotiated, self.shared.export.clone());
-        Some(Connected { socket, others, negotiated, export })
+        Some(Connected { socket, others, negotiated, export, away: self.away.clone() })
+    }
+
+    /// Why there was no connection at first, if the server was away.
+    #[must_use]
+    pub fn was_away(&self) -> Option<&str> {
+        self.away.as_deref()
     }
 
     /// So many engines share the connections, at most as many as there are: each gets its part. One,
@@ -116,6 +124,13 @@ impl Remote {
         let supervisor = Supervisor { shared, connect, timeouts };
         let thread = std::thread::Builder::new().name("nbd".into());
         let thread = thread.spawn(move || supervisor.run(&wishes))?;
+        // An engine that has it by now finds out by itself.
+        if let Some(why) = &self.away
+            && let Some(old) = self.shared.lanes.first().and_then(|lane| lane.retreat())
+        {
+            let (why, absent) = (why.clone(), true);
+            self.shared.ask(Wish { lane: 0, why, old, lost: false, waiting: true, absent });
+        }
         *self.supervisor.lock().unwrap_or_else(PoisonError::into_inner) = Some(thread);
         Ok(())
     }

@@ -73,6 +73,8 @@ pub(crate) struct Wish {
     pub(crate) lost: bool,
     /// Requests wait for another one.
     pub(crate) waiting: bool,
+    /// It was never there: its server was away from the start, which was said.
+    pub(crate) absent: bool,
 }
 
 /// First sockets of exports in use, so that an engine that gets one knows which export it is.

@@ -128,7 +128,9 @@ impl Supervisor {
             Some(_) => (last.as_mut()?, true),
             None => (last.insert(Outage::begin(self.timeouts.give_up)), false),
         };
-        if !shared.ended.load(SeqCst) {
+        if wish.absent {
+            outage.reason.clone_from(&wish.why);
+        } else if !shared.ended.load(SeqCst) {
             outage.tell(&shared.name, &wish.why, goes_on);
             tell_if_lost(&shared.name, &wish);
         }

@@ -4,6 +4,7 @@
 //! (<https://github.com/NetworkBlockDevice/nbd/blob/master/doc/uri.md>), and `nbd:unix:PATH[:EXPORT]`,
 //! which is shorter.
 
+use crate::connect::Known;
 use std::ffi::OsString;
 use std::fmt;
 use std::io;
@@ -48,6 +49,8 @@ pub struct Target {
     pub(crate) connections: Connections,
     /// How long a server may take to accept, and to shake hands.
     pub(crate) connect_timeout: Duration,
+    /// What was agreed upon before, if its server may be away.
+    pub(crate) known: Option<Known>,
     pub(crate) said: String,
 }
 
@@ -155,6 +158,13 @@ impl Target {
         self.connect_timeout
     }
 
+    /// The same export, which [`connect`](crate::connect()) takes to be as it was known before if its server is
+    /// away.
+    #[must_use]
+    pub fn with_known(&self, known: Option<Known>) -> Self {
+        Self { known, ..self.clone() }
+    }
+
     /// True if it takes no more than a socket of this host to reach the server.
     #[must_use]
     pub fn is_local(&self) -> bool {
@@ -254,6 +264,7 @@ impl FromStr for Target {
             addresses: None,
             connections: Connections::default(),
             connect_timeout: CONNECT_TIMEOUT,
+            known: None,
             said,
         })
     }

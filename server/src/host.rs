@@ -21,6 +21,7 @@ mod facts_message;
 mod forked;
 mod helper;
 mod image_message;
+mod known_exports;
 mod local;
 mod names;
 mod overlay;
@@ -143,7 +144,13 @@ impl Host {
                 return Ok(OpenDisk { disk, new: None, clone: None });
             }
             _ => {
+                let mut options = options;
+                let state_dir = self.states.here();
+                if !self.confined.load(SeqCst) {
+                    known_exports::let_be_away(&mut options, state_dir);
+                }
                 let Opened { mut disk, new, clone } = self.local.open(&options, spec.ephemeral)?;
+                known_exports::keep(&disk, state_dir);
                 let clone = clone.map(|file| EphemeralClone(Clone::Here(Some(file))));
                 self.make_ours(&mut disk)?;
                 self.flush_first(&disk, spec)?;

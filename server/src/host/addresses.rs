@@ -50,14 +50,15 @@ enum Lookup {
 }
 
 impl Addresses {
-    /// Looks up the hosts of all that are named, and starts who does it later. There must be no other thread.
+    /// Looks up the hosts of all that are named, and starts who does it later. One of an export that `is_known` may
+    /// be found later. There must be no other thread.
     ///
     /// # Errors
     /// What the resolver says, or the host to a process.
     pub(super) fn look_up(
         exports: &[Target],
-        mode: Sandbox,
-        account: Option<&Account>,
+        is_known: impl Fn(&Target) -> bool,
+        (mode, account): (Sandbox, Option<&Account>),
     ) -> anyhow::Result<Self> {
         let (mut hosts, mut named) = (Vec::<Host>::new(), Vec::new());
         for export in exports {
@@ -65,7 +66,10 @@ impl Addresses {
             if hosts.iter().any(|host| host.is(name, port)) {
                 continue;
             }
-            let addresses = export.look_up();
+            let addresses = match export.look_up() {
+                Err(_) if is_known(export) => Ok(Vec::new()),
+                found => found,
+            };
             let addresses = addresses.with_context(|| {
                 format!(
                     "{export}: cannot look up the host '{name}'. Give its IP address, or have the name \
@@ -214,11 +218,11 @@ impl Host {
     /// Tells that it could not be looked up, once for each reason.
     fn is_troubled(&mut self, why: String) {
         if self.trouble.as_ref() != Some(&why) {
-            tracing::warn!(
-                "cannot look up the host '{}' again: {why}. It is tried at {}, as before",
-                self.name,
-                in_words(&self.addresses)
-            );
+            let then = match &self.addresses[..] {
+                [] => "It was never found by this daemon".to_owned(),
+                known => format!("It is tried at {}, as before", in_words(known)),
+            };
+            tracing::warn!("cannot look up the host '{}' again: {why}. {then}", self.name);
             self.trouble = Some(why);
         }
     }

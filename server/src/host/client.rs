@@ -108,7 +108,15 @@ impl Client {
         options: &OpenOptions,
         ephemeral: bool,
     ) -> anyhow::Result<Opened> {
-        let wanted = Wanted::of(options, ephemeral)?;
+        self.open_wanted(Wanted::of(options, (ephemeral, false))?)
+    }
+
+    /// An export of which there is a disk already.
+    pub(super) fn open_again(self: &Arc<Self>, options: &OpenOptions) -> anyhow::Result<Opened> {
+        self.open_wanted(Wanted::of(options, (false, true))?)
+    }
+
+    fn open_wanted(self: &Arc<Self>, wanted: Wanted) -> anyhow::Result<Opened> {
         let (HelperAnswer::Wait, Some(line)) = self.ask(&HelperRequest::Open(Box::new(wanted)))?
         else {
             bail!(OUT_OF_TURN);

@@ -16,6 +16,7 @@ use super::addresses::Addresses;
 use super::client::Client;
 use super::duties::Duties;
 use super::forked::{Event, Parent, leave_no_zombie, line, settle};
+use super::known_exports;
 use super::local::{Local, Opened, OwnFile, configuration, listen, open};
 use super::protocol::{Found, HelperAnswer, HelperRequest, Wanted};
 use super::state::StateKeeper;
@@ -28,6 +29,7 @@ use ringway_control::config::{Location, Sandbox};
 use ringway_core::panic_point;
 use ringway_disk::open::ENDING;
 use ringway_disk::{EngineKind, NewOverlay, Source};
+use ringway_nbd_client::Target;
 use ringway_terminal::logging;
 use ringway_terminal::reasons::in_full;
 use ringway_vhost_user::Access;
@@ -89,7 +91,11 @@ impl Things {
 /// What the host says.
 pub(super) fn fork(local: &Local, mode: Sandbox, duties: Duties) -> anyhow::Result<Client> {
     // It is confined from its beginning, and could not ask.
-    let addresses = Addresses::look_up(&duties.exports, mode, duties.account.as_ref())?;
+    let is_known = |export: &Target| {
+        let dir = duties.state_dir.as_ref();
+        dir.is_some_and(|dir| known_exports::recall(dir, &export.to_string()).is_some())
+    };
+    let addresses = Addresses::look_up(&duties.exports, is_known, (mode, duties.account.as_ref()))?;
     let (ours, its) = line().context("cannot make a line to a helper process")?;
     leave_no_zombie();
     let parent = Parent::this();
@@ -265,7 +271,7 @@ impl Helper {
 
     /// Opens an image on a thread of its own: it may have to wait for a lock.
     fn open(&self, wanted: Wanted, line: OwnedFd) -> anyhow::Result<()> {
-        let ephemeral = wanted.ephemeral;
+        let (ephemeral, again) = (wanted.ephemeral, wanted.is_again());
         let mut options = wanted.into_options(|asked| self.local.engines(asked))?;
         if let Source::Nbd(target) = &options.source {
             self.addresses.admit(target)?;
@@ -278,16 +284,23 @@ impl Helper {
         }
         let (iopoll, account, things) =
             (self.local.iopoll, self.account(), Arc::clone(&self.things));
+        let (addresses, state_dir) = (Arc::clone(&self.addresses), self.duties.state_dir.clone());
         // At the start they have been looked up just now.
-        let (addresses, again) = (Arc::clone(&self.addresses), self.started);
+        let started = self.started;
         std::thread::Builder::new().name("open".into()).spawn(move || {
             let opened = || -> anyhow::Result<_> {
                 panic_point!("helper-open");
                 if let Source::Nbd(target) = &mut options.source {
-                    *target = addresses.place(target, again);
+                    *target = addresses.place(target, started);
                 }
-                account.iter().try_for_each(Account::become_it)?;
-                let Opened { disk, new, clone } = open(&options, ephemeral, iopoll)?;
+                if !started && !again {
+                    known_exports::let_be_away(&mut options, state_dir.as_ref());
+                }
+                let act = || open(&options, ephemeral, iopoll);
+                let Opened { disk, new, clone } = acting_as(account.as_ref(), act)??;
+                if !again {
+                    known_exports::keep(&disk, state_dir.as_ref());
+                }
                 // The daemon takes the lock anew, in its own name. What was read of a qcow2 image is
                 // only true as long as nobody else can have it.
                 if options.qcow2.is_none() && disk.remote().is_none() {

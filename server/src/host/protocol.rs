@@ -195,10 +195,15 @@ pub(super) struct Wanted {
 }
 
 impl Wanted {
-    pub(super) fn of(options: &OpenOptions, ephemeral: bool) -> anyhow::Result<Self> {
+    pub(super) fn of(
+        options: &OpenOptions,
+        (ephemeral, again): (bool, bool),
+    ) -> anyhow::Result<Self> {
         let (path, remote) = match &options.source {
             Source::Path(path) => (path.clone(), None),
-            Source::Nbd(target) => (target.to_string().into(), Some(RemoteMessage::of(target))),
+            Source::Nbd(target) => {
+                (target.to_string().into(), Some(RemoteMessage::of(target, again)))
+            }
             _ => return Err(anyhow!("only files and exports are opened by somebody else")),
         };
         let qcow2 = options.qcow2.as_ref();
@@ -228,6 +233,11 @@ impl Wanted {
     /// The export that is to be connected to, if it is one.
     pub(super) fn remote(&self) -> Option<&[u8]> {
         self.remote.is_some().then_some(&self.path.0)
+    }
+
+    /// A lost connection to that is made anew.
+    pub(super) fn is_again(&self) -> bool {
+        self.remote.as_ref().is_some_and(RemoteMessage::is_again)
     }
 
     pub(super) fn into_options(
@@ -296,6 +306,8 @@ pub(super) struct Found {
     remote: Option<Negotiated>,
     /// What the server calls its export.
     export: Option<String>,
+    /// Why there is no connection yet.
+    away: Option<String>,
     connections: usize,
     /// What an NVMe namespace is, if the file is one; its block device comes last of all files.
     #[serde(with = "facts_message::nvme")]
@@ -316,6 +328,7 @@ impl Found {
         }
         let remote = parts.remote.as_ref().map(|remote| remote.negotiated);
         let export = parts.remote.as_ref().and_then(|remote| remote.export.clone());
+        let away = parts.remote.as_ref().and_then(|remote| remote.away.clone());
         let connections = parts.remote.map_or(Vec::new(), |remote| remote.others);
         let found = Self {
             connections: connections.len(),
@@ -341,6 +354,7 @@ impl Found {
             image,
             remote,
             export,
+            away,
             nvme: parts.nvme.map(|namespace| namespace.facts),
         };
         files.extend(connections);
@@ -357,7 +371,8 @@ impl Found {
         let file = Arc::new(File::from(file));
         ensure!(others.len() == self.others(), "files are missing");
         let sockets = others.split_off(others.len() - self.connections);
-        let remote = self.remote.map(|facts| connected(facts, self.export, &file, sockets));
+        let told = (self.export, self.away);
+        let remote = self.remote.map(|facts| connected(facts, told, &file, sockets));
         let nvme = self.nvme.map(|facts| {
             ensure!((9..=16).contains(&facts.block_shift), "odd blocks of a namespace");
             let block = others.pop().context("the block device of a namespace is missing")?;

@@ -7,6 +7,9 @@ use ringway_disk::open::ClusterDisk;
 use ringway_disk::{Disk, Source};
 use ringway_nbd_client::{Connections, Target, Timeouts};
 use ringway_terminal::reasons::in_full;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::time::Duration;
 
 impl Host {
     /// Reads what has to be read from files for a disk of a Ceph cluster; `None` if it is none. It is opened
@@ -24,7 +27,7 @@ impl Host {
     ///
     /// # Errors
     /// What the host says to a thread.
-    pub(crate) fn supervise(&self, disk: &Disk, spec: &DiskSpec) -> anyhow::Result<()> {
+    pub(crate) fn supervise(&self, disk: &Arc<Disk>, spec: &DiskSpec) -> anyhow::Result<()> {
         let Some(remote) = disk.remote() else { return Ok(()) };
         let (helper, mut options) = (self.helper.clone(), self.local.options(spec));
         if let Source::Nbd(target) = &mut options.source {
@@ -33,11 +36,21 @@ impl Host {
             let most = u16::try_from(remote.connections()).unwrap_or(u16::MAX);
             *target = target.with_connections(Connections::asked(most));
         }
+        let limit = first_flush_limit(spec);
+        // One that was away at the start has not been asked for it yet.
+        let (owes, owner) = (AtomicBool::new(remote.was_away().is_some()), Arc::downgrade(disk));
         let again = move || {
             let disk = match &helper {
-                Some(helper) => helper.open(&options, false)?.disk,
+                Some(helper) => helper.open_again(&options)?.disk,
                 None => ringway_disk::open(&options)?,
             };
+            if owes.load(SeqCst) {
+                let flushed = flush_now(&disk, limit)?;
+                owes.store(false, SeqCst);
+                if let Some(owner) = owner.upgrade().filter(|_| !flushed) {
+                    may_have_lost(&owner);
+                }
+            }
             let connected = disk.remote().and_then(|remote| remote.unused());
             connected.context("it is an export no more")
         };
@@ -54,16 +67,35 @@ impl Host {
     /// # Errors
     /// That the server does not answer in time, or does not keep to the protocol.
     pub(super) fn flush_first(&self, disk: &Disk, spec: &DiskSpec) -> anyhow::Result<()> {
-        let remote = disk.remote().filter(|_| !disk.geometry().read_only);
-        let Some(remote) = remote else { return Ok(()) };
-        let limit = spec.response_timeout.unwrap_or(Timeouts::default().silence);
-        let cannot = |error| anyhow!("{}: its first flush: {error}", disk.name());
-        if !remote.flush_first(limit).map_err(cannot)? {
-            tracing::error!(disk = disk.name(), "the NBD server fails the first flush");
-            disk.server_may_have_lost();
+        if let Some(why) = disk.remote().and_then(|remote| remote.was_away()) {
+            tracing::warn!(
+                disk = disk.name(),
+                "its NBD server is away: {why}. The disk is served as its server offered it before, and requests \
+                 wait until that is back"
+            );
+            return Ok(());
+        }
+        if !flush_now(disk, first_flush_limit(spec))? {
+            may_have_lost(disk);
         }
         Ok(())
     }
+}
+
+fn first_flush_limit(spec: &DiskSpec) -> Duration {
+    spec.response_timeout.unwrap_or(Timeouts::default().silence)
+}
+
+/// Asks for the first flush, if the disk is one of a server and written. False if the server fails it.
+fn flush_now(disk: &Disk, limit: Duration) -> anyhow::Result<bool> {
+    let remote = disk.remote().filter(|_| !disk.geometry().read_only);
+    let flushed = remote.map_or(Ok(true), |remote| remote.flush_first(limit));
+    flushed.map_err(|error| anyhow!("{}: its first flush: {error}", disk.name()))
+}
+
+fn may_have_lost(disk: &Disk) {
+    tracing::error!(disk = disk.name(), "the NBD server fails the first flush");
+    disk.server_may_have_lost();
 }
 
 /// Tells of connections that were asked for and cannot be had.

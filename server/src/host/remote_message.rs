@@ -14,12 +14,18 @@ use std::time::Duration;
 pub(super) struct RemoteMessage {
     connections: (u16, bool),
     connect_timeout: Duration,
+    /// A lost connection is made anew: there has to be one.
+    again: bool,
 }
 
 impl RemoteMessage {
-    pub(super) fn of(target: &Target) -> Self {
+    pub(super) fn of(target: &Target, again: bool) -> Self {
         let Connections { most, asked } = target.connections();
-        Self { connections: (most, asked), connect_timeout: target.connect_timeout() }
+        Self { connections: (most, asked), connect_timeout: target.connect_timeout(), again }
+    }
+
+    pub(super) fn is_again(&self) -> bool {
+        self.again
     }
 
     pub(super) fn apply(self, name: &Path) -> anyhow::Result<Target> {
@@ -30,13 +36,13 @@ impl RemoteMessage {
     }
 }
 
-/// Connections that the helper has made.
+/// Connections that the helper has made, or why there is none yet.
 pub(super) fn connected(
     negotiated: Negotiated,
-    export: Option<String>,
+    (export, away): (Option<String>, Option<String>),
     first: &Arc<File>,
     others: Vec<OwnedFd>,
 ) -> Connected {
     let others = others.into_iter().map(|socket| Arc::new(File::from(socket))).collect();
-    Connected { socket: Arc::clone(first), others, negotiated, export }
+    Connected { socket: Arc::clone(first), others, negotiated, export, away }
 }

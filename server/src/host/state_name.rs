@@ -23,6 +23,8 @@ pub(super) enum StateName {
     Device(u64),
     /// The hash of its name.
     Export(u128),
+    /// The same, of what is known of an export.
+    KnownExport(u128),
 }
 
 impl StateName {
@@ -44,11 +46,12 @@ impl StateName {
 
     /// That of an export, by what its user calls it.
     pub(super) fn of_export(name: &[u8]) -> Self {
-        // FNV-1a: the same in every release. Who names exports is who names images, so nobody is kept from
-        // naming two of them alike.
-        Self::Export(name.iter().fold(0x6c62_272e_07bb_0142_62b8_2175_6295_c58d, |hash, &byte| {
-            (hash ^ u128::from(byte)).wrapping_mul(0x0100_0000_0000_0000_0000_013b)
-        }))
+        Self::Export(hash(name))
+    }
+
+    /// That of what is known of it.
+    pub(super) fn known_export(name: &[u8]) -> Self {
+        Self::KnownExport(hash(name))
     }
 
     /// Another image may get the same name.
@@ -57,12 +60,21 @@ impl StateName {
     }
 }
 
+/// FNV-1a: the same in every release. Who names exports is who names images, so nobody is kept from naming two of
+/// them alike.
+fn hash(name: &[u8]) -> u128 {
+    name.iter().fold(0x6c62_272e_07bb_0142_62b8_2175_6295_c58d, |hash, &byte| {
+        (hash ^ u128::from(byte)).wrapping_mul(0x0100_0000_0000_0000_0000_013b)
+    })
+}
+
 impl std::fmt::Display for StateName {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::Image { device, inode, born } => write!(f, "image-{device:x}-{inode:x}-{born:x}"),
             Self::Device(number) => write!(f, "device-{number:x}-0-0"),
             Self::Export(hash) => write!(f, "export-{hash:032x}"),
+            Self::KnownExport(hash) => write!(f, "known-{hash:032x}"),
         }
     }
 }

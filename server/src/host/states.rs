@@ -19,6 +19,14 @@ pub(super) enum States {
 }
 
 impl States {
+    /// The folder, if this process has it itself.
+    pub(super) fn here(&self) -> Option<&StateDir> {
+        match self {
+            Self::Here(dir) => Some(dir),
+            _ => None,
+        }
+    }
+
     /// Has what must outlive the daemon kept of a disk whose image is locked. Without a place the log is told, and
     /// it is served all the same.
     pub(super) fn keep(&self, disk: &Disk) {
