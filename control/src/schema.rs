@@ -6,7 +6,7 @@ use crate::protocol::{
     Snapshotted, Stats, VERSION,
 };
 use crate::request::{
-    Add, Commit, Flatten, Limit, Nothing, One, Resize, Retry, Snapshot, StatsRequest,
+    Add, Commit, Flatten, Limit, Nothing, One, Reload, Resize, Retry, Snapshot, StatsRequest,
 };
 use schemars::generate::SchemaSettings;
 use schemars::{JsonSchema, SchemaGenerator};
@@ -20,7 +20,7 @@ pub fn schema() -> Value {
         request::<Nothing>("list"),
         request::<StatsRequest>("stats"),
         request::<Nothing>("events"),
-        request::<Nothing>("reload"),
+        request::<Reload>("reload"),
         request::<Add>("add"),
         request::<One>("remove"),
         request::<Resize>("resize"),

@@ -78,9 +78,14 @@ enum Command {
     /// Print what happens, one line each, until the daemon ends: as words on a terminal, else as JSON.
     #[command(after_help = example!("events --json | jq .event"))]
     Events,
-    /// Read the configuration file again: disks are added and removed, limits changed.
-    #[command(after_help = example!("reload"))]
-    Reload,
+    /// Read the configuration file again: disks are added and removed, limits changed. All of it is done, or
+    /// nothing.
+    #[command(after_help = example!("reload --dry-run"))]
+    Reload {
+        /// Only show what would be done, and what deleted.
+        #[arg(long)]
+        dry_run: bool,
+    },
     /// Serve one more disk; the words are those of `ringway serve`.
     #[command(after_help = example!("add vm2.img --socket /run/vm2.sock"))]
     Add(Box<DiskArgs>),
@@ -272,7 +277,7 @@ fn request(command: Command) -> anyhow::Result<(&'static str, Map<String, Value>
     let (name, fields) = match command {
         Command::List => ("list", json!({})),
         Command::Events => ("events", json!({})),
-        Command::Reload => ("reload", json!({})),
+        Command::Reload { dry_run } => ("reload", json!({ "dry_run": dry_run })),
         Command::Stats { disk: None } => ("stats", json!({})),
         Command::Stats { disk: Some(disk) } => ("stats", json!({ "disk": disk })),
         Command::Add(disk) => ("add", json!({ "disk": from_root(*disk)? })),

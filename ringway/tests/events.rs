@@ -317,7 +317,17 @@ fn what_became_of_a_new_configuration_and_the_end_of_a_group_are_told() {
     say(&format!("{one}limits = {{ iops = 100 }}\n[[disk]]\nimage = 'null:1G'\nsocket = 't'\n"));
     let done = ctl(dir, &["reload"]);
     let mut event = events.wait_for("reloaded");
-    let fields = ["added", "failed", "left", "limited", "policies", "removed", "unchanged"];
+    let fields = [
+        "added",
+        "deleted",
+        "dry_run",
+        "failed",
+        "left",
+        "limited",
+        "policies",
+        "removed",
+        "unchanged",
+    ];
     has_fields(&event, &fields);
     let of_all = |(field, _): &(String, Value)| fields.contains(&field.as_str());
     let said: serde_json::Map<_, _> =

@@ -44,8 +44,8 @@ fn disks_come_and_go_with_the_file() {
     assert!(write(&device, &mut queue, 0, 1));
     let nothing = ctl(dir, &["reload"]).unwrap();
     let wanted = json!({
-        "added": [], "removed": [], "limited": [], "policies": [], "unchanged": 1, "left": [],
-        "failed": [],
+        "added": [], "removed": [], "deleted": [], "limited": [], "policies": [], "unchanged": 1,
+        "left": [], "failed": [], "dry_run": false,
     });
     assert_eq!(nothing, wanted);
     say(dir, &[ONE, TWO].concat());
@@ -397,8 +397,8 @@ fn e30_what_has_failed_is_tried_again_by_the_next_reload() {
     unsafe { libc::kill(process, libc::SIGKILL) };
     wait_for("restarting");
     say(dir, &format!("{apart}limits = {{ iops = 7 }}\n"));
-    let done = ctl(dir, &["reload"]).unwrap();
-    assert_eq!(done["failed"][0]["image"], "disk.img", "{done}");
+    let error = ctl(dir, &["reload"]).unwrap_err();
+    assert!(error.contains("disk.img"), "{error}");
     std::fs::rename(dir.join("away.img"), dir.join("disk.img")).unwrap();
     wait_for("serving");
     let done = ctl(dir, &["reload"]).unwrap();
@@ -471,4 +471,99 @@ fn a_group_of_a_file_may_be_called_none() {
     assert_eq!(ctl(dir, &["reload"]).unwrap()["limited"], json!(["disk.img"]));
     assert_eq!(ctl(dir, &["list"]).unwrap()["disks"][0]["limit_group"], "none");
     daemon.stop();
+}
+
+/// The last thing that the file asks for cannot be done: a disk takes the image of one that goes, in a format that it
+/// has not.
+#[test]
+fn e42_a_reload_is_carried_out_whole_or_not_at_all() {
+    for isolate in [false, true] {
+        let dir = folder();
+        let dir = dir.path();
+        let of_image = |socket: &str, more: &str| {
+            let disk = format!("[[disk]]\nimage = 'disk.img'\nsocket = '{socket}'\nqueues = 1\n");
+            format!("{disk}isolate = {isolate}\n{more}\n")
+        };
+        let group =
+            |iops: u32| format!("[[limit-group]]\nname = 'g'\nlimits = {{ iops = {iops} }}\n");
+        say(dir, &[&group(5), &of_image("s", "format = 'raw'")[..], TWO].concat());
+        let daemon = Daemon::serve(dir, &["--config", "c.toml"]);
+        let connect = || {
+            let options = Options::new().patience(PATIENCE).reconnect(PATIENCE);
+            options.connect(dir.join("s")).unwrap()
+        };
+        let mut device = connect();
+        let mut queue = device.queue().unwrap();
+        assert!(write(&device, &mut queue, 0, 1));
+        let facts = || {
+            let list = ctl(dir, &["list"]).unwrap();
+            let limits = |disk: &Value| (disk["socket"].clone(), disk["limits"].clone());
+            let errors = |disk: &Value| disk["errors"]["on_read_error"].clone();
+            let disks = list["disks"].as_array().unwrap();
+            let mut all: Vec<_> = disks.iter().map(|disk| (limits(disk), errors(disk))).collect();
+            all.sort_by_key(|((socket, _), _)| socket.to_string());
+            format!("{all:?} {}", list["limit_groups"])
+        };
+        let before = facts();
+        let two = TWO.to_owned() + "limits = { iops = 7 }\non-read-error = 'hold'\n";
+        let three = "[[disk]]\nimage = 'null:3G'\nsocket = 'u'\n";
+        let more = "[[limit-group]]\nname = 'h'\nlimits = { iops = 3 }\n";
+        let with = |format: &str| {
+            let last = of_image("v", &format!("format = '{format}'"));
+            [more, &group(9), &two[..], three, &last].concat()
+        };
+        let plan = json!({
+            "added": ["null:3G", "disk.img"], "removed": ["disk.img"], "deleted": [],
+            "limited": ["limit-group g", "limit-group h", "null:1G"], "policies": ["null:1G"],
+            "unchanged": 0, "left": [], "failed": [], "dry_run": true,
+        });
+        say(dir, &with("qcow2"));
+        assert_eq!(ctl(dir, &["reload", "--dry-run"]).unwrap(), plan, "{isolate}");
+        assert_eq!(facts(), before, "{isolate}: nothing was done");
+        let error = ctl(dir, &["reload"]).unwrap_err();
+        assert!(error.contains("qcow2"), "{isolate}: {error}");
+        assert_eq!(facts(), before, "{isolate}: {error}");
+        assert!(!dir.join("u").exists() && !dir.join("v").exists());
+        // Its front-end comes back to it.
+        assert!(write(&device, &mut queue, 0, 2), "{isolate}: {}", daemon.log());
+        drop((queue, device));
+        say(dir, &with("raw"));
+        let done = ctl(dir, &["reload"]).unwrap();
+        assert_eq!(
+            done,
+            Value::Object({
+                let mut plan = plan.as_object().unwrap().clone();
+                plan.insert("dry_run".into(), json!(false));
+                plan
+            })
+        );
+        assert_eq!(sockets(dir), ["t", "u", "v"], "{isolate}");
+        daemon.stop();
+    }
+}
+
+#[test]
+fn e42_what_a_reload_deletes_is_named_before() {
+    for isolate in [false, true] {
+        let dir = folder();
+        let dir = dir.path();
+        let clone = "[[disk]]\nimage = 'vm.qcow2'\nbase = 'disk.img'\nbase-format = 'raw'\nephemeral = true\n";
+        say(dir, &format!("{clone}isolate = {isolate}\nsocket = 's'\n"));
+        let daemon = Daemon::serve(dir, &["--config", "c.toml"]);
+        say(dir, "");
+        let plan = ctl(dir, &["reload", "--dry-run"]).unwrap();
+        assert_eq!(
+            (&plan["removed"], &plan["deleted"]),
+            (&json!(["vm.qcow2"]), &json!(["vm.qcow2"]))
+        );
+        assert!(dir.join("vm.qcow2").exists() && sockets(dir) == ["s"], "{isolate}");
+        let mut command = ringway();
+        command.args(["ctl", "--control", "ctl", "reload", "--dry-run"]).current_dir(dir);
+        let said = text(&run(command).stdout);
+        assert!(said.contains("vm.qcow2: its clone would be DELETED"), "{said}");
+        assert_eq!(ctl(dir, &["reload"]).unwrap()["deleted"], json!(["vm.qcow2"]));
+        assert!(daemon.log().contains("its clone is about to be deleted"), "{}", daemon.log());
+        assert!(!dir.join("vm.qcow2").exists(), "{isolate}");
+        daemon.stop();
+    }
 }

@@ -270,7 +270,7 @@ impl Daemon {
                 }
                 service.reloading();
                 // What is wrong is in the log.
-                let _ = reload(&asked);
+                let _ = reload(&asked, false);
                 service.ready();
             });
         };

@@ -10,6 +10,8 @@ pub struct Reloaded {
     pub added: Vec<String>,
     /// Of those that are served no more.
     pub removed: Vec<String>,
+    /// Of these the ones whose clone is deleted with them, as they are ephemeral.
+    pub deleted: Vec<String>,
     /// Of those that have other limits now, and `limit-group NAME` of groups.
     pub limited: Vec<String>,
     /// Of those whose failed requests are treated in another way now.
@@ -18,8 +20,10 @@ pub struct Reloaded {
     pub unchanged: usize,
     /// What the file says now and the daemon cannot do while it runs.
     pub left: Vec<LeftOf>,
-    /// What could not be done.
+    /// What could not be done once it was too late to undo the rest.
     pub failed: Vec<FailedOf>,
+    /// Nothing was done: this is what would be.
+    pub dry_run: bool,
 }
 
 /// Words that take a restart.

@@ -28,7 +28,7 @@ pub enum ControlRequest {
     List(Nothing),
     Stats(StatsRequest),
     Events(Nothing),
-    Reload(Nothing),
+    Reload(Reload),
     Add(Box<Add>),
     Remove(One),
     Resize(Resize),
@@ -46,6 +46,15 @@ pub enum ControlRequest {
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct Nothing {}
+
+#[derive(Debug, Deserialize, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(deny_unknown_fields)]
+pub struct Reload {
+    /// Nothing is done: the answer says what would be.
+    #[serde(default)]
+    pub dry_run: bool,
+}
 
 #[derive(Debug, Deserialize, Serialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]

@@ -37,13 +37,17 @@ pub(super) fn write(command: &str, answer: Value) -> Result<String> {
 
 fn reloaded(done: &Reloaded) -> String {
     let mut text = String::new();
-    let images = |what: &str, images: &[String]| -> String {
+    let images = |what: [&str; 2], images: &[String]| -> String {
+        let what = what[usize::from(done.dry_run)];
         images.iter().map(|image| format!("{image}: {what}\n")).collect()
     };
-    text += &images("added", &done.added);
-    text += &images("removed", &done.removed);
-    text += &images("other limits", &done.limited);
-    text += &images("another error policy", &done.policies);
+    text += &images(["added", "would be added"], &done.added);
+    text += &images(["removed", "would be removed"], &done.removed);
+    let deleted = ["its clone was deleted (ephemeral)", "its clone would be DELETED (ephemeral)"];
+    text += &images(deleted, &done.deleted);
+    text += &images(["other limits", "would get other limits"], &done.limited);
+    let policy = ["another error policy", "would get another error policy"];
+    text += &images(policy, &done.policies);
     for LeftOf { image, words } in &done.left {
         let (image, words) = (image.as_deref().unwrap_or("the daemon"), words.join(", "));
         // Writing to a string cannot fail.

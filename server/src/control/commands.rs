@@ -12,8 +12,8 @@ use ringway_control::protocol::{
     Done, Happened, JobFacts, JobOf, Limited, Problem, ProblemKind, Removed, ResizedTo, Retried,
 };
 use ringway_control::request::{
-    self, Add, Commit, ControlRequest, Flatten, Limit, Name, Nothing, One, Resize, Retry, Snapshot,
-    StatsRequest,
+    self, Add, Commit, ControlRequest, Flatten, Limit, Name, Nothing, One, Reload, Resize, Retry,
+    Snapshot, StatsRequest,
 };
 use ringway_control::size::Size;
 use ringway_export::{ChangeError, Offered};
@@ -73,7 +73,9 @@ fn handle(disks: &Disks, request: ControlRequest) -> Outcome {
         ControlRequest::Events(Nothing {}) => {
             Err(Problem::new(ProblemKind::Failed, "events are told on a connection of their own"))
         }
-        ControlRequest::Reload(Nothing {}) => answer(reload(disks).map_err(failed)?),
+        ControlRequest::Reload(Reload { dry_run }) => {
+            answer(reload(disks, dry_run).map_err(failed)?)
+        }
         ControlRequest::Add(disk) => add(disks, *disk),
         ControlRequest::Remove(disk) => remove(disks, disk),
         ControlRequest::Resize(asked) => resize(disks, asked),

@@ -8,10 +8,11 @@ use super::super::nbd_clients::Portals;
 use super::super::served::{Served, lock};
 use crate::sandbox::Guests;
 use anyhow::{anyhow, ensure};
-use ringway_control::config::{Claim, DaemonArgs, DiskSpec, XenPlan};
+use ringway_control::config::{Claim, DaemonArgs, DiskSpec, LimitArgs, XenPlan};
 use ringway_disk::Disk;
 use ringway_disk::open::ClusterDisk;
 use ringway_terminal::reasons::in_full;
+use serde_json::Value;
 use std::sync::{Arc, Mutex};
 
 /// A disk, wherever it is served.
@@ -53,6 +54,30 @@ impl AnyDisk {
         match self {
             Self::Here(served) => served.is_leaving(),
             Self::Apart(disk) => disk.is_leaving(),
+        }
+    }
+
+    /// Its image goes with it.
+    pub(crate) fn is_ephemeral(&self) -> bool {
+        match self {
+            Self::Here(served) => served.is_ephemeral(),
+            Self::Apart(disk) => {
+                lock(&disk.words).words.get("ephemeral") == Some(&Value::Bool(true))
+            }
+        }
+    }
+
+    /// Its own limits, and its group.
+    pub(crate) fn limits(&self) -> (LimitArgs, Option<String>) {
+        match self {
+            Self::Here(served) => {
+                let limits = lock(&served.limits);
+                (limits.own, limits.group.clone())
+            }
+            Self::Apart(disk) => {
+                let numbers = serde_json::to_value(disk.facts(None).limits).unwrap_or_default();
+                (serde_json::from_value(numbers).unwrap_or_default(), None)
+            }
         }
     }
 
