@@ -26,11 +26,11 @@ fn stream(device: &Device, queue: &mut BlkQueue<u64>, mut enough: impl FnMut(u64
     let mut buffers: Vec<_> = (0..DEPTH).map(|_| device.pool().alloc(4096).unwrap()).collect();
     let begun = Instant::now();
     loop {
-        let stop = enough(next);
-        while !stop {
-            let Some(buffer) = buffers.pop() else { break };
-            queue.read(next % blocks * LEN, buffer, next).unwrap();
-            (next, in_flight) = (next + 1, in_flight + 1);
+        if !enough(next) {
+            for buffer in buffers.drain(..).rev() {
+                queue.read(next % blocks * LEN, buffer, next).unwrap();
+                (next, in_flight) = (next + 1, in_flight + 1);
+            }
         }
         if in_flight == 0 {
             return;
