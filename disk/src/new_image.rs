@@ -91,7 +91,9 @@ impl Backing {
             Format::Raw => bytes,
             Format::Qcow2 => {
                 let header = Header::read(&file, bytes).map_err(host("read it"))??;
-                header.may_read()?;
+                if header.is_corrupt() {
+                    return Err(Refused::Corrupt.into());
+                }
                 if header.waits_for_journal() {
                     return Err(BackingError::Waits);
                 }

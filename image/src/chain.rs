@@ -279,14 +279,21 @@ fn read_image(
         Format::Qcow2 => {
             let header = Header::read(&file, bytes).map_err(host("read its header", &name))?;
             let judged = header.and_then(|header| {
-                if read_only {
-                    header.may_read()?
-                } else {
-                    header.may_write()?
+                if !read_only {
+                    header.may_write()?;
                 }
                 Ok(header)
             });
-            Some(judged.map_err(|source| ChainError::Refused { name: name.clone(), source })?)
+            let header =
+                judged.map_err(|source| ChainError::Refused { name: name.clone(), source })?;
+            if header.is_corrupt() {
+                tracing::warn!(
+                    "{}: it is marked as corrupt: what is read of it may be wrong, or an error. Copy what is \
+                     needed, and repair a copy (`qemu-img check -r all`)",
+                    printable(&name)
+                );
+            }
+            Some(header)
         }
     };
     let virtual_size = header.as_ref().map_or(bytes, |header| header.virtual_size);

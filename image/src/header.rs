@@ -150,8 +150,7 @@ impl Header {
     /// `file_bytes`.
     ///
     /// # Errors
-    /// Why the image cannot be used, whatever for. [`Self::may_read`] and [`Self::may_write`] know
-    /// the rest.
+    /// Why the image cannot be used, whatever for. [`Self::may_write`] knows the rest.
     pub fn parse(bytes: &[u8], file_bytes: u64) -> Result<Self, Refused> {
         if !bytes.starts_with(&MAGIC) {
             return Err(Refused::NotQcow2);
@@ -200,20 +199,14 @@ impl Header {
         Ok(header)
     }
 
-    /// Whether what it says may be read.
-    ///
-    /// # Errors
-    /// The reason against it.
-    pub fn may_read(&self) -> Result<(), Refused> {
-        if self.is_corrupt() { Err(Refused::Corrupt) } else { Ok(()) }
-    }
-
     /// Whether it may be written. Who does so first clears [`Self::unknown_autoclear`].
     ///
     /// # Errors
     /// The reason against it.
     pub fn may_write(&self) -> Result<(), Refused> {
-        self.may_read()?;
+        if self.is_corrupt() {
+            return Err(Refused::Corrupt);
+        }
         if self.is_dirty() {
             return Err(Refused::Dirty);
         }

@@ -57,8 +57,8 @@ pub enum Refused {
     Dirty,
     /// Somebody has found it damaged.
     #[error(
-        "it is marked as corrupt. Make a copy, then `qemu-img check -r all` repairs what can be \
-         repaired"
+        "it is marked as corrupt, and is only read: with --read-only, or by `ringway copy`. Make a copy of its \
+         file, then `qemu-img check -r all` repairs what can be repaired"
     )]
     Corrupt,
     /// Bitmaps that would be wrong after the first write.

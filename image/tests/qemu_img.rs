@@ -301,7 +301,7 @@ fn what_cannot_be_used_is_refused_with_the_reason() {
     works(dir.path(), "qemu-img bitmap --add -f qcow2 bitmaps.qcow2 one");
     let file = File::open(dir.path().join("bitmaps.qcow2")).unwrap();
     let header = Header::read(&file, file.metadata().unwrap().len()).unwrap().unwrap();
-    assert_eq!((header.may_read(), header.may_write()), (Ok(()), Err(Refused::Bitmaps(1))));
+    assert_eq!(header.may_write(), Err(Refused::Bitmaps(1)));
 }
 
 /// Whoever reads a damaged directory must not take what it leads to for lost space: each single bit of it is

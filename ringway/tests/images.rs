@@ -258,3 +258,48 @@ fn c45_what_is_lost_is_named_and_the_rest_can_be_had() {
         std::fs::remove_file(dir.join("b")).unwrap();
     }
 }
+
+/// An image with 1 MiB of `0x5a` at its beginning.
+fn with_data(dir: &Path, name: &str) -> std::fs::File {
+    says(dir, &["create", name, "--size", "64M"], 0, &[]);
+    says(dir, &["io", "--format", "qcow2", name, "-c", "write -P 0x5a 0 1M"], 0, &[]);
+    std::fs::File::options().read(true).write(true).open(dir.join(name)).unwrap()
+}
+
+/// Bytes 72 to 80 of the header.
+fn set_incompatible(image: &std::fs::File, bits: u64) {
+    image.write_all_at(&bits.to_be_bytes(), 72).unwrap();
+}
+
+fn incompatible(image: &std::fs::File) -> u64 {
+    let mut bits = [0; 8];
+    image.read_exact_at(&mut bits, 72).unwrap();
+    u64::from_be_bytes(bits)
+}
+
+#[test]
+fn c45_an_image_that_is_marked_as_corrupt_can_be_read_and_not_written() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    let image = with_data(dir, "a.qcow2");
+    set_incompatible(&image, 2);
+    let before = std::fs::read(dir.join("a.qcow2")).unwrap();
+    let mark = "a.qcow2: it is marked as corrupt";
+    let serve = ["serve", "a.qcow2", "--format", "qcow2", "--socket", "s"];
+    says(dir, &serve, 1, &[mark, "--read-only"]);
+    says(dir, &["resize", "a.qcow2", "128M"], 1, &[mark]);
+    says(dir, &["create", "b.qcow2", "--backing", "a.qcow2"], 1, &["marked as corrupt"]);
+    let io = ["io", "--format", "qcow2", "a.qcow2", "-c", "verify -P 0x5a 0 1M"];
+    says(dir, &io, 1, &[mark]);
+    says(dir, &[&io[..], &["--read-only"]].concat(), 0, &[mark, "may be wrong"]);
+    says(dir, &["info", "--format", "qcow2", "a.qcow2"], 0, &[mark, "corrupt", "read-only"]);
+    says(dir, &["copy", "--from-format", "qcow2", "a.qcow2", "a.img"], 0, &[mark, "1 MiB data"]);
+    let copy = std::fs::read(dir.join("a.img")).unwrap();
+    assert!(copy.len() == 64 << 20 && copy[..1 << 20].iter().all(|byte| *byte == 0x5a));
+    let daemon = Daemon::serve(dir, &[&serve[1..], &["--read-only"]].concat());
+    assert!(daemon.log().contains(mark), "{}", daemon.log());
+    let verify = ["io", "--read-only", "vhost-user:s", "-c", "verify -P 0x5a 0 1M"];
+    says(dir, &verify, 0, &[]);
+    daemon.stop();
+    assert!(std::fs::read(dir.join("a.qcow2")).unwrap() == before, "nothing has changed it");
+}
