@@ -39,6 +39,7 @@ pub use nvme::is_namespace;
 pub use options::{Base, OpenOptions, Qcow2, Source};
 pub use origin::Origin;
 pub use overlay::{NewOverlay, OverlayError};
+pub use qcow2::repair_counts;
 pub use rbd::ClusterDisk;
 pub use report::{Blocks, Choice, Direct, ImageKind, Report, holder, probe};
 pub use writable::{NotWritable, reopen_for_writing};

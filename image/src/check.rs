@@ -123,7 +123,8 @@ pub fn repair_leaks(
         return Ok(Ok(findings));
     }
     if findings.leaks > 0 {
-        findings.leaks_fixed = lower(file, header, file_bytes, options)?;
+        let lowered = set(file, header, file_bytes, options, |stored, uses| stored > uses)?;
+        findings.leaks_fixed = lowered.map_err(io::Error::other)?;
         file.sync_data()?;
         // Who has the last reference may be written in place again, once the count says so for good.
         let (mut scratch, marks) = (Findings::default(), Some(file));
@@ -141,31 +142,66 @@ pub fn repair_leaks(
     Ok(Ok(findings))
 }
 
-/// Lowers all counts that are too high. Each write leaves a better image than before.
-fn lower(file: &File, header: &Header, file_bytes: u64, options: CheckOptions) -> io::Result<u64> {
-    let (mut scratch, mut fixed) = (Findings::default(), 0);
-    let gone = go(file, header, file_bytes, options, None, &mut scratch, |window, _| {
-        fixed += lower_range(file, header, window)?;
-        Ok(())
-    })?;
-    gone.map_err(io::Error::other)?;
-    Ok(fixed)
+/// Makes the counts right of an image that was written with lazy ones and not closed: those that are too low are
+/// raised, which is right whatever else is wrong; the rest is [`repair_leaks`], which takes its mark away only if
+/// the image is whole then.
+///
+/// # Errors
+/// As [`repair_leaks`].
+pub fn repair_counts(
+    file: &File,
+    header: &Header,
+    file_bytes: u64,
+    options: CheckOptions,
+) -> io::Result<Result<Findings, Refused>> {
+    if let Err(refused) = set(file, header, file_bytes, options, |stored, uses| stored < uses)? {
+        return Ok(Err(refused));
+    }
+    // Before an entry, or the mark, says that they are right.
+    file.sync_data()?;
+    repair_leaks(file, header, file_bytes, options)
 }
 
-fn lower_range(file: &File, header: &Header, window: &Window) -> io::Result<u64> {
+/// Makes all counts right that are `wrong` in this way, if there is a block for them and they have as many bits; how
+/// many. Each write leaves a better image than before.
+fn set(
+    file: &File,
+    header: &Header,
+    file_bytes: u64,
+    options: CheckOptions,
+    wrong: fn(u32, u32) -> bool,
+) -> io::Result<Result<u64, Refused>> {
+    let (mut scratch, mut fixed) = (Findings::default(), 0);
+    let gone = go(file, header, file_bytes, options, None, &mut scratch, |window, _| {
+        fixed += set_range(file, header, window, wrong)?;
+        Ok(())
+    })?;
+    Ok(gone.map(|()| fixed))
+}
+
+fn set_range(
+    file: &File,
+    header: &Header,
+    window: &Window,
+    wrong: fn(u32, u32) -> bool,
+) -> io::Result<u64> {
     let counts = Counts::new(header.refcount_order);
     let per_block = counts.per_block(header.cluster_bytes());
-    let mut leaks = window.clusters().filter(|(_, stored, uses)| stored > uses).peekable();
+    let most = u64::MAX >> (64 - header.refcount_bits());
+    let mut wrong_ones = window
+        .clusters()
+        .filter(|(_, stored, uses)| wrong(*stored, *uses) && u64::from(*uses) <= most)
+        .peekable();
     let (mut block_bytes, mut fixed) = (Vec::new(), 0);
     for_each_block(file, header, |block, entry| {
         let (first, end) = (block * per_block, (block + 1) * per_block);
-        if leaks.peek().is_none_or(|(cluster, ..)| !(first..end).contains(cluster)) {
+        if wrong_ones.peek().is_none_or(|(cluster, ..)| !(first..end).contains(cluster)) {
             return Ok(());
         }
         let at = entry & REFCOUNT_OFFSET;
         block_bytes.resize(1 << header.cluster_bits, 0);
         file.read_padded(&mut block_bytes, at)?;
-        while let Some((cluster, _, uses)) = leaks.next_if(|(cluster, ..)| *cluster < end) {
+        while let Some((cluster, _, uses)) = wrong_ones.next_if(|(cluster, ..)| *cluster < end) {
             let index = usize::try_from(cluster - first).unwrap_or(usize::MAX);
             counts.set(&mut block_bytes, index, uses.into());
             fixed += 1;

@@ -89,7 +89,7 @@ pub use builder::{Builder, Filler};
 pub use chain::{
     CHAIN_MAX, Chain, ChainError, DataFile, ImageFile, LinkFault, LinkKind, Lock, Top, is_based_on,
 };
-pub use check::{CheckOptions, Findings, check, repair_leaks};
+pub use check::{CheckOptions, Findings, check, repair_counts, repair_leaks};
 pub use client::{ImageClient, ThreadLost};
 pub use commit::Commit;
 pub use copy_rate::CopyRate;

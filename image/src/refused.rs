@@ -52,7 +52,8 @@ pub enum Refused {
     /// Its reference counts may be too low.
     #[error(
         "it was not closed: its reference counts may be wrong (lazy refcounts). `qemu-img check -r all` \
-         makes them right; with --read-only it can be used as it is"
+         makes them right, as serving it without --repair never does where nothing else is wrong; with \
+         --read-only it can be used as it is"
     )]
     Dirty,
     /// Somebody has found it damaged.

@@ -9,6 +9,7 @@ use anyhow::{Context, bail, ensure};
 use clap::{Args, ValueHint};
 use ringway_control::log::LogArgs;
 use ringway_control::size::Size;
+use ringway_disk::open::repair_counts;
 use ringway_disk::{LockError, lock_image};
 use ringway_image::{Chain, CopyRate, Format, Layer, Pulled, Top, printable};
 use ringway_terminal::{logging, output};
@@ -73,6 +74,9 @@ impl Images {
     pub(crate) fn open(args: &MergeArgs, changes: bool) -> anyhow::Result<Self> {
         let name = printable(&args.image);
         let file = open(&args.image, changes)?;
+        if changes {
+            repair(&args.image, &file)?;
+        }
         let is_file =
             file.metadata().with_context(|| format!("{name}: cannot look at it"))?.is_file();
         let path = args.image.clone();
@@ -122,6 +126,12 @@ pub(crate) fn open(path: &Path, changes: bool) -> anyhow::Result<File> {
             error.holder(&file)
         ),
     }
+}
+
+/// Makes the reference counts of a qcow2 image right that was not closed, as serving it does.
+pub(crate) fn repair(path: &Path, file: &File) -> anyhow::Result<()> {
+    repair_counts(path, file)
+        .with_context(|| format!("{}: cannot make its reference counts right", printable(path)))
 }
 
 /// A copy on its way.

@@ -303,3 +303,65 @@ fn c45_an_image_that_is_marked_as_corrupt_can_be_read_and_not_written() {
     daemon.stop();
     assert!(std::fs::read(dir.join("a.qcow2")).unwrap() == before, "nothing has changed it");
 }
+
+/// As QEMU leaves one with lazy reference counts that it has not closed.
+#[test]
+fn c45_lazy_reference_counts_are_made_right_before_an_image_is_served() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    let image = with_data(dir, "a.qcow2");
+    let not_closed = || {
+        // The counts of all clusters behind the first tables, and the marks.
+        image.write_all_at(&[0; 128], (2 << 16) + 8).unwrap();
+        image.write_all_at(&1_u64.to_be_bytes(), 80).unwrap();
+        set_incompatible(&image, 1);
+    };
+    not_closed();
+    let serve = ["a.qcow2", "--format", "qcow2", "--socket", "s"];
+    let never = [&["serve"][..], &serve, &["--repair", "never"]].concat();
+    says(dir, &never, 1, &["it was not closed", "qemu-img check -r all"]);
+    assert_eq!(incompatible(&image), 1, "who wants to look first can");
+    Daemon::serve(dir, &[&serve[..], &["--read-only"]].concat()).stop();
+    assert_eq!(incompatible(&image), 1);
+    let daemon = Daemon::serve(dir, &serve);
+    let said =
+        "a.qcow2: it was not closed (lazy refcounts): its reference counts were made right, in ";
+    assert!(daemon.log().contains(said), "{}", daemon.log());
+    let verify = "verify -P 0x5a 0 1M";
+    says(dir, &["io", "vhost-user:s", "-c", verify, "-c", "write -P 1 4M 1M"], 0, &[]);
+    daemon.stop();
+    says(dir, &["check", "a.qcow2"], 0, &["whole"]);
+    says(dir, &["io", "--format", "qcow2", "a.qcow2", "-c", verify, "-c", "verify -P 1 4M 1M"], 0, &[]);
+    // Where something else is wrong, too, it stays as it is marked: the first entry leads out of the file.
+    not_closed();
+    let mut l1 = [0; 8];
+    image.read_exact_at(&mut l1, 40).unwrap();
+    let l1 = u64::from_be_bytes(l1);
+    image.write_all_at(&((1_u64 << 63) | (1 << 40)).to_be_bytes(), l1).unwrap();
+    says(dir, &[&["serve"][..], &serve].concat(), 1, &["it was not closed"]);
+    assert_eq!(incompatible(&image), 1);
+}
+
+/// Images that QEMU has really left so.
+#[test]
+fn c45_images_that_qemu_did_not_close_are_served_and_lose_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    for (bits, cluster) in [("16", "64k"), ("1", "4k"), ("64", "512")] {
+        let options = format!("lazy_refcounts=on,refcount_bits={bits},cluster_size={cluster}");
+        let create = ["create", "-q", "-f", "qcow2", "-o", &options, "q.qcow2", "64M"];
+        if qemu_img(dir, &create).is_none() {
+            return skip(Need::Qemu, "qemu-img".to_owned());
+        }
+        let mut command = Command::new("qemu-io");
+        let words = ["-f", "qcow2", "q.qcow2", "-c", "write -P 9 1M 8M", "-c", "abort"];
+        assert!(!command.args(words).current_dir(dir).output().unwrap().status.success());
+        let image = std::fs::File::open(dir.join("q.qcow2")).unwrap();
+        assert_eq!(incompatible(&image), 1, "QEMU did not close it");
+        let words = ["-c", "verify -P 9 1M 8M", "-c", "write -P 3 20M 8M"];
+        let io = [&["io", "--format", "qcow2", "q.qcow2"][..], &words].concat();
+        says(dir, &io, 0, &["its reference counts were made right"]);
+        qemu_img(dir, &["check", "-f", "qcow2", "q.qcow2"]).unwrap();
+        std::fs::remove_file(dir.join("q.qcow2")).unwrap();
+    }
+}

@@ -73,6 +73,11 @@ pub struct DiskArgs {
     #[arg(long, help_heading = "Clones")]
     #[serde(default)]
     pub ephemeral: bool,
+    /// What becomes of a qcow2 image with lazy reference counts that was not closed: auto, they are made right
+    /// before it is served; never, it is refused, for those who want to look first [default: auto].
+    #[arg(long, value_enum, value_name = "WHEN", help_heading = "Disk")]
+    #[serde(default)]
+    pub repair: Option<Repair>,
     /// Refuse everything that changes the disk.
     #[arg(long, help_heading = "Disk")]
     #[serde(default)]
@@ -244,6 +249,16 @@ pub enum Format {
     Qcow2,
 }
 
+/// When an image that was not closed is repaired.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Deserialize, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(rename_all = "lowercase")]
+#[allow(missing_docs, reason = "a doc comment would be a line of the help")]
+pub enum Repair {
+    Auto,
+    Never,
+}
+
 /// A choice that can be left to the program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Choice<T> {
@@ -409,6 +424,8 @@ pub struct DiskSpec {
     pub base: Option<(PathBuf, Option<Format>)>,
     /// What it is based on goes through the page cache in any case.
     pub cache_base: bool,
+    /// A qcow2 image that was not closed is refused.
+    pub never_repair: bool,
     /// The clone goes with the disk.
     pub ephemeral: bool,
     /// Who may connect to its socket, where that was said.
@@ -439,6 +456,7 @@ impl DiskArgs {
             overlay: self.overlay.or_else(|| other.overlay.clone()),
             cache_base: self.cache_base || other.cache_base,
             ephemeral: self.ephemeral || other.ephemeral,
+            repair: self.repair.or(other.repair),
             read_only: self.read_only || other.read_only,
             serial: self.serial.or_else(|| other.serial.clone()),
             block_size: self.block_size.or(other.block_size),
@@ -528,6 +546,7 @@ impl DiskArgs {
             backing_root: self.backing_root,
             base: self.base.map(|base| (base, self.base_format)),
             cache_base: self.cache_base,
+            never_repair: self.repair == Some(Repair::Never),
             ephemeral: self.ephemeral,
             access: SocketRule { mode: self.socket_mode, group: self.socket_group },
             isolate: self.isolate,

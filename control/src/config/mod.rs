@@ -27,7 +27,9 @@ mod xen_args;
 pub use ceph::CephArgs;
 pub use claim::{Claim, FileIdentity, Location};
 pub use cpus::CpuList;
-pub use disk::{Choice, DiskArgs, DiskSpec, Format, Place, XenDevice, cache_modes, engines, paths};
+pub use disk::{
+    Choice, DiskArgs, DiskSpec, Format, Place, Repair, XenDevice, cache_modes, engines, paths,
+};
 pub use file::{parse, read};
 pub use limits::{LimitArgs, LimitGroup, limit_words};
 pub use metrics::MetricsAt;

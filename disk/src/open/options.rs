@@ -92,6 +92,8 @@ pub struct Qcow2 {
     pub base: Option<Base>,
     /// With direct I/O on the image, what it is based on goes through the page cache.
     pub cache_base: bool,
+    /// One that was not closed is refused, instead of having its reference counts made right.
+    pub never_repair: bool,
 }
 
 /// What a clone is based on.

@@ -14,12 +14,15 @@ use crate::new_image::Backing;
 use crate::parts::Parts;
 use crate::unmapped::Unmapped;
 use ringway_core::Geometry;
-use ringway_image::{Chain, Format, Layer, LayerFormat, Shape, Top, Use};
+use ringway_image::{
+    Chain, CheckOptions, Format, Header, Layer, LayerFormat, Refused, Shape, Top, Use, printable,
+};
 use ringway_scheduler::SchedulerMode;
 use std::fs::File;
-use std::io;
+use std::io::{self, Seek, SeekFrom};
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Instant;
 
 /// Opens the image and its chain.
 pub(super) fn open(path: &Path, qcow2: &Qcow2, options: &OpenOptions) -> Result<Disk, OpenError> {
@@ -40,6 +43,9 @@ pub(super) fn open(path: &Path, qcow2: &Qcow2, options: &OpenOptions) -> Result<
     let (created, file, kind) = open_locked(path, options, created)?;
     let (engine, engine_why) = engine_of(path, qcow2, options)?;
     let host = |what| move |source| OpenError::Host { path: path.into(), what, source };
+    if !options.read_only && !options.incoming && !qcow2.never_repair {
+        repair_counts(path, &file).map_err(host("make its reference counts right"))?;
+    }
     let chain = open_chain(path, &file, (qcow2, base.as_ref()), options)?;
     let grows = kind == probe::FileKind::File;
     let usage = Use { read_only: options.read_only, grows, barriers: cache != CacheMode::Unsafe };
@@ -90,6 +96,34 @@ pub(super) fn open(path: &Path, qcow2: &Qcow2, options: &OpenOptions) -> Result<
         },
         image: Some(Unmapped { layers, usage }),
     }))
+}
+
+/// Makes the reference counts right of an image that was written with lazy ones and not closed, before anybody takes
+/// clusters by them; other images are left alone. One that has something else wrong, or more entries than can be gone
+/// through in a bounded time, keeps its mark, and is refused by whoever opens it. The file is open for writing, and
+/// locked.
+///
+/// # Errors
+/// What the host says; what was made right by then stays.
+pub fn repair_counts(path: &Path, file: &File) -> io::Result<()> {
+    /// Of 5 TiB of data in clusters of 64 KiB: each way through looks at all of them for each 512 GiB of clusters.
+    const STEPS: u64 = 1 << 30;
+    let bytes = (&*file).seek(SeekFrom::End(0))?;
+    let Ok(header) = Header::read(file, bytes)? else { return Ok(()) };
+    if !header.is_dirty() || header.may_write() != Err(Refused::Dirty) {
+        return Ok(());
+    }
+    let begin = Instant::now();
+    let options = CheckOptions { steps: STEPS, ..CheckOptions::default() };
+    let found = ringway_image::repair_counts(file, &header, bytes, options)?;
+    if found.is_ok_and(|found| found.cleaned) {
+        tracing::warn!(
+            "{}: it was not closed (lazy refcounts): its reference counts were made right, in {:.1} s",
+            printable(path),
+            begin.elapsed().as_secs_f64()
+        );
+    }
+    Ok(())
 }
 
 /// The engine for files some of which may be in the page cache.

@@ -37,7 +37,7 @@ impl Counts {
         }
     }
 
-    /// Writes a count that is smaller than the one which is there.
+    /// Writes a count, which has no more bits than there are.
     pub(super) fn set(self, block: &mut [u8], index: usize, value: u64) {
         match self.order {
             0..=2 => {

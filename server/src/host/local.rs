@@ -51,6 +51,7 @@ impl Local {
             qcow2: spec.qcow2.then(|| Qcow2 {
                 backing_root: spec.backing_root.clone(),
                 cache_base: spec.cache_base,
+                never_repair: spec.never_repair,
                 base: spec.base.as_ref().map(|(path, format)| Base {
                     path: path.clone(),
                     format: format.map(|format| match format {

@@ -188,6 +188,7 @@ pub(super) struct Wanted {
     /// Of a qcow2 image, if one was named.
     backing_root: Option<Name>,
     cache_base: bool,
+    never_repair: bool,
     /// What it is a clone of, and the format of that if it was said.
     base: Option<(Name, Option<String>)>,
     /// The clone goes with the disk.
@@ -223,6 +224,7 @@ impl Wanted {
             qcow2: qcow2.is_some(),
             backing_root: qcow2.and_then(|q| q.backing_root.as_deref()).map(Name::from),
             cache_base: qcow2.is_some_and(|qcow2| qcow2.cache_base),
+            never_repair: qcow2.is_some_and(|qcow2| qcow2.never_repair),
             base: qcow2.and_then(|qcow2| qcow2.base.as_ref()).map(|base| {
                 (base.path.as_path().into(), base.format.map(|format| format.name().into()))
             }),
@@ -272,6 +274,7 @@ impl Wanted {
                 backing_root: self.backing_root.map(PathBuf::from),
                 base,
                 cache_base: self.cache_base,
+                never_repair: self.never_repair,
             }),
         })
     }
@@ -519,7 +522,8 @@ mod tests {
             (Some(folder.path().to_owned()), base(None), true),
             (None, base(Some(ringway_image::Format::Qcow2)), false),
         ] {
-            options.qcow2 = Some(Qcow2 { backing_root, base, cache_base });
+            options.qcow2 =
+                Some(Qcow2 { backing_root, base, cache_base, never_repair: cache_base });
             let text = serde_json::to_vec(&Wanted::of(&options, true).unwrap()).unwrap();
             let wanted: Wanted = serde_json::from_slice(&text).unwrap();
             assert!(wanted.ephemeral);
