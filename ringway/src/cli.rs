@@ -18,6 +18,7 @@ use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{CommandFactory, Parser, Subcommand};
 use ringway_bench::BenchArgs;
 use ringway_control::log::LogArgs;
+use ringway_control::size::Size;
 use ringway_server::{NbdArgs, ServeArgs};
 use std::ffi::OsString;
 
@@ -118,18 +119,82 @@ pub(crate) fn with_command(args: impl Iterator<Item = OsString>) -> Vec<OsString
     args
 }
 
-/// The error with a tip, if `args` have the kind of compression where SRC stands.
+/// What people look for who know other programs, and where it is here.
+const ELSEWHERE: [(&str, &str); 6] = [
+    (
+        "convert",
+        "`ringway copy` converts between raw and qcow2, and from and to disks that are served",
+    ),
+    (
+        "rebase",
+        "`ringway flatten` or `ringway commit` ends a chain; another base is named by `qemu-img rebase`",
+    ),
+    ("map", "`ringway info --json` tells of extents; `qemu-img map` lists them"),
+    (
+        "compare",
+        "`ringway copy --verify` compares what it has copied; `qemu-img compare` any two images",
+    ),
+    (
+        "snapshot",
+        "`ringway ctl snapshot` of a disk that is served, `ringway create --backing` of one that is not",
+    ),
+    ("measure", "`qemu-img measure` tells how large an image would be"),
+];
+
+/// As [`ELSEWHERE`], of options; of those that begin so.
+const OPTIONS: [(&str, &str); 4] = [
+    ("--output", "JSON is asked for by --json"),
+    (
+        "--log-level",
+        "-v, -vv and -q say how much is logged; log-level is a word of the configuration file",
+    ),
+    ("--tls-psk", "TLS is by certificates here: --tls-cert and --tls-key"),
+    ("--none", "a limit is lifted by its own option: --iops none"),
+];
+
+/// The error with a tip, if there is a better one than clap's.
 pub(crate) fn with_tip(mut error: clap::Error, args: &[OsString]) -> clap::Error {
-    let is_kind = |pair: &&[OsString]| {
-        pair[0] == "--compress" && ["zlib", "zstd"].iter().any(|kind| pair[1] == **kind)
+    let word = |error: &clap::Error, kind| match error.get(kind) {
+        Some(ContextValue::String(word)) => word.clone(),
+        _ => String::new(),
     };
-    if error.kind() == ErrorKind::UnknownArgument {
-        if let Some([option, kind]) = args.windows(2).find(is_kind) {
-            let tip = format!("write {}={}", option.to_string_lossy(), kind.to_string_lossy());
-            error.insert(ContextKind::Suggested, ContextValue::StyledStrs(vec![tip.into()]));
+    let tip = match error.kind() {
+        ErrorKind::InvalidSubcommand => {
+            let word = word(&error, ContextKind::InvalidSubcommand);
+            ELSEWHERE.iter().find(|(name, _)| *name == word).map(|(_, tip)| (*tip).to_owned())
         }
+        ErrorKind::UnknownArgument => {
+            // To have it taken for a file is never what was meant.
+            error.remove(ContextKind::Suggested);
+            of_argument(&word(&error, ContextKind::InvalidArg), args)
+        }
+        _ => None,
+    };
+    if let Some(tip) = tip {
+        error.remove(ContextKind::SuggestedSubcommand);
+        error.remove(ContextKind::SuggestedArg);
+        error.insert(ContextKind::Suggested, ContextValue::StyledStrs(vec![tip.into()]));
     }
     error
+}
+
+/// The tip for an argument that is not known.
+fn of_argument(word: &str, args: &[OsString]) -> Option<String> {
+    let is_kind = |pair: &&[OsString]| {
+        ["--compress", "-c"].iter().any(|option| pair[0] == **option)
+            && ["zlib", "zstd"].iter().any(|kind| pair[1] == **kind)
+    };
+    if let Some([_, kind]) = args.windows(2).find(is_kind) {
+        return Some(format!("write --compress={}", kind.display()));
+    }
+    if let Some((_, tip)) = OPTIONS.iter().find(|(option, _)| word.starts_with(option)) {
+        return Some((*tip).to_owned());
+    }
+    let creates = args.get(1).is_some_and(|command| command == "create");
+    if word.strip_prefix('-').is_some_and(|rest| rest.starts_with(|c: char| c.is_ascii_digit())) {
+        return Some(format!("{word} is no size: sizes are as 512, 64K, 10G"));
+    }
+    (creates && word.parse::<Size>().is_ok()).then(|| format!("write --size {word}"))
 }
 
 /// One subcommand, for errors that look like those of its options.

@@ -4,6 +4,7 @@
 //! nothing or all of it.
 
 use crate::new_file::{self, cluster_bits};
+use crate::wrong_usage::wrong_usage;
 use anyhow::{Context, anyhow, bail, ensure};
 use clap::{Args, ValueHint};
 use ringway_control::config::Format as Said;
@@ -20,6 +21,7 @@ Examples:
   ringway create disk.img --size 10G                       a raw image
   ringway create disk.qcow2 --size 10G                     a qcow2 image
   ringway create vm7.qcow2 --backing base.qcow2            a clone, in a moment
+  ringway create -f qcow2 -b base.qcow2 -F qcow2 vm7.qcow2 the same, as qemu-img says it
   ringway create vm7.qcow2 --backing debian.raw --size 40G and larger than that
   ringway create vm7 --format qcow2 --backing base --backing-format raw
 
@@ -36,22 +38,22 @@ pub(crate) struct CreateArgs {
     #[arg(value_name = "IMAGE", value_hint = ValueHint::FilePath)]
     image: PathBuf,
     /// Bytes of disk (512, 64K, 10G, 1.5T; units are powers of 1024) [default: those of FILE].
-    #[arg(long, value_name = "SIZE", required_unless_present = "backing")]
+    #[arg(short, long, value_name = "SIZE", required_unless_present = "backing")]
     size: Option<Size>,
     /// Its format [default: qcow2 with --backing or if IMAGE ends in .qcow2, else raw].
-    #[arg(long, value_enum, value_name = "FORMAT")]
+    #[arg(short, long, value_enum, value_name = "FORMAT")]
     format: Option<Said>,
     /// The image that it is based on: what was not written comes from there.
-    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    #[arg(short, long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     backing: Option<PathBuf>,
     /// The format of FILE [default: qcow2 if its name ends in .qcow2, else raw].
-    #[arg(long, value_enum, value_name = "FORMAT", requires = "backing")]
+    #[arg(short = 'F', long, value_enum, value_name = "FORMAT", requires = "backing")]
     backing_format: Option<Said>,
     /// Bytes of a cluster, a power of two from 512 to 2M [default: 64K].
     #[arg(long, value_name = "SIZE", value_parser = cluster_bits)]
     cluster_size: Option<u32>,
     /// Overwrite IMAGE, if it is a file that nobody uses.
-    #[arg(short, long)]
+    #[arg(long)]
     force: bool,
 }
 
@@ -74,7 +76,7 @@ pub(crate) fn run(args: &CreateArgs, log: &LogArgs) -> anyhow::Result<ExitCode> 
             _ => None,
         };
         if let Some(option) = other {
-            bail!(
+            wrong_usage!(
                 "{name}: {option} is for qcow2 images. Add --format qcow2, or leave {option} out"
             );
         }
@@ -87,6 +89,9 @@ pub(crate) fn run(args: &CreateArgs, log: &LogArgs) -> anyhow::Result<ExitCode> 
         (None, None) => bail!("{name}: how large? Add --size SIZE"),
     };
     can_be(size).with_context(|| name.clone())?;
+    if args.format.is_none() {
+        new_file::warn_of_raw(&args.image, format);
+    }
     if let Some(backing) = backing.as_ref().filter(|backing| size < backing.virtual_size) {
         tracing::warn!(
             "{name}: what it is based on has {}, and it has {}: what lies beyond cannot be read through it",

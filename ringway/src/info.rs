@@ -41,7 +41,7 @@ pub(crate) struct InfoArgs {
     #[arg(value_name = "TARGET", value_parser = Target::parser(), value_hint = ValueHint::AnyPath)]
     target: Target,
     /// The format of an image: with qcow2, what is wrong with its chain is an error.
-    #[arg(long, value_enum, value_name = "FORMAT")]
+    #[arg(short, long, value_enum, value_name = "FORMAT")]
     format: Option<Format>,
     /// The folder that names of backing files may not lead out of [default: that of the image].
     #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]

@@ -57,7 +57,7 @@ pub(crate) struct IoArgs {
     #[arg(long)]
     direct: bool,
     /// The format of an image [default: raw, not written if it looks like another one].
-    #[arg(long, value_enum, value_name = "FORMAT")]
+    #[arg(short, long, value_enum, value_name = "FORMAT")]
     format: Option<Format>,
     /// The folder that names of backing files may not lead out of [default: that of the image].
     #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]

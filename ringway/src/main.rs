@@ -23,11 +23,13 @@ mod resize;
 mod top;
 mod version;
 mod waiting;
+mod wrong_usage;
 
 use clap::{CommandFactory, Parser};
 use ringway_terminal::logging::{self, complain};
 use ringway_terminal::output;
 use std::process::ExitCode;
+use wrong_usage::WrongUsage;
 
 fn main() -> ExitCode {
     let args = cli::with_command(std::env::args_os());
@@ -57,7 +59,7 @@ fn main() -> ExitCode {
     };
     let code = result.unwrap_or_else(|error| {
         complain(&error);
-        ExitCode::FAILURE
+        if error.is::<WrongUsage>() { ExitCode::from(2) } else { ExitCode::FAILURE }
     });
     logging::finish();
     code

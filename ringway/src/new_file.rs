@@ -5,7 +5,7 @@ use anyhow::{Context, anyhow, bail, ensure};
 use ringway_control::config::missing_folder;
 use ringway_control::size::{NotASize, Size};
 use ringway_disk::{LockError, lock_image};
-use ringway_image::{CLUSTER_BITS, printable};
+use ringway_image::{CLUSTER_BITS, Format, printable};
 use rustix::fs::XattrFlags;
 use std::ffi::CString;
 use std::fs::{File, Metadata, Permissions};
@@ -24,6 +24,21 @@ pub(crate) fn cannot_open(path: &Path, error: std::io::Error) -> anyhow::Error {
         (ErrorKind::NotFound, Some(folder)) => anyhow!("{name}: there is no such folder: {folder}"),
         (ErrorKind::NotFound, None) => anyhow!("{name}: there is no such file. Check the path"),
         _ => anyhow::Error::new(error).context(format!("{name}: cannot open it")),
+    }
+}
+
+/// Says that a file whose name ends as those of another format do will be raw, if nobody has said that.
+pub(crate) fn warn_of_raw(path: &Path, format: Format) {
+    const OTHERS: [&str; 9] =
+        ["vmdk", "vdi", "vhd", "vhdx", "qcow", "qed", "parallels", "hdd", "luks"];
+    let ending = path.extension().unwrap_or_default().to_ascii_lowercase();
+    if format == Format::Raw && OTHERS.iter().any(|other| ending == *other) {
+        tracing::warn!(
+            "{}: it will be a raw image: of its name only .qcow2 says a format. For another one make this one of \
+             it: `qemu-img convert -f raw -O {}`",
+            printable(path),
+            ending.display()
+        );
     }
 }
 

@@ -572,9 +572,9 @@ fn c55_a_journal_takes_the_place_of_nothing_else() {
     std::fs::write(&precious, "precious").unwrap();
     let before = std::fs::read(&a).unwrap();
     for to in ["b", "./b"] {
-        refuses(path, &["a", "b", "--journal", to], 1, "which is copied");
+        refuses(path, &["a", "b", "--journal", to], 2, "which is copied");
     }
-    refuses(path, &["--force", "a", "b", "--journal", "a"], 1, "which is copied");
+    refuses(path, &["--force", "a", "b", "--journal", "a"], 2, "which is copied");
     refuses(path, &["--force", "a", "b", "--journal", "precious"], 1, "no journal");
     std::fs::write(journal(&b), "precious").unwrap();
     refuses(path, &["--force", "a", "b"], 1, "no journal");

@@ -24,11 +24,17 @@ fn file_system(dir: &Path, name: &str, options: &[&str]) -> Option<Mounted> {
 /// Refused with status 1; nothing is left at `b` but what was there.
 #[track_caller]
 fn refuses(dir: &Path, args: &[&str], says: &[&str]) {
+    refuses_as(1, dir, args, says);
+}
+
+/// As [`refuses`], with another status.
+#[track_caller]
+fn refuses_as(status: i32, dir: &Path, args: &[&str], says: &[&str]) {
     let b = dir.join("b");
     let before = std::fs::read(&b).ok();
     let output = copy(dir, args);
     let error = text(&output.stderr);
-    assert_eq!(output.status.code(), Some(1), "{args:?}: {error}");
+    assert_eq!(output.status.code(), Some(status), "{args:?}: {error}");
     for word in says {
         assert!(error.contains(word), "{args:?}: {error}");
     }
@@ -114,7 +120,7 @@ fn shares(name: &str, options: &[&str]) {
     assert!(blocks(&b) >= BYTES && before - free(here) >= BYTES);
     std::fs::remove_file(&b).unwrap();
     let both = ["--reflink", "always", "--prealloc", "full", "a", "b"];
-    refuses(here, &both, &["exclude each other"]);
+    refuses_as(2, here, &both, &["exclude each other"]);
 
     // An empty file has nothing to share, which is no failure.
     File::create(&a).unwrap();
@@ -165,10 +171,15 @@ fn what_is_no_file_is_neither_shared_nor_reserved() {
     let path = dir.path();
     image(&path.join("a"));
     let daemon = Daemon::serve(path, &["null:64M", "--socket", "s"]);
-    refuses(path, &["--reflink", "always", "s", "b"], &["s is a served disk", "only files"]);
-    refuses(path, &["--force", "--reflink", "always", "a", "s"], &["s is a served disk"]);
+    refuses_as(2, path, &["--reflink", "always", "s", "b"], &["s is a served disk", "only files"]);
+    refuses_as(2, path, &["--force", "--reflink", "always", "a", "s"], &["s is a served disk"]);
     for how in ["falloc", "full"] {
-        refuses(path, &["--force", "--prealloc", how, "a", "s"], &["--prealloc is for files"]);
+        refuses_as(
+            2,
+            path,
+            &["--force", "--prealloc", how, "a", "s"],
+            &["--prealloc is for files"],
+        );
     }
     // A new file for a served disk may have its space.
     let said = copies(path, &["--prealloc", "full", "s", "b"]);

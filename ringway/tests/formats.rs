@@ -176,17 +176,17 @@ fn what_is_read_is_said_and_what_is_made_may_be_named() {
     let qcow2_only = ["--compress", "--cluster-size=64K"];
     for option in qcow2_only {
         let args = ["copy", option, "--to-format", "raw", "b.raw", "e"];
-        says(dir, &args, 1, &["is for qcow2 images"]);
+        says(dir, &args, 2, &["is for qcow2 images"]);
     }
     for option in ["--resume", "--prealloc=full", "--target-is-zero", "--journal=j"] {
         let name = option.split('=').next().unwrap();
-        says(dir, &["copy", option, "b.raw", "e.qcow2"], 1, &[name, "for raw ones"]);
+        says(dir, &["copy", option, "b.raw", "e.qcow2"], 2, &[name, "for raw ones"]);
     }
     let apart = ["copy", "--compress", "zstd", "b.raw", "e.qcow2"];
     says(dir, &apart, 2, &["tip: write --compress=zstd"]);
     let odd = ["copy", "--cluster-size", "3000", "b.raw", "e.qcow2"];
     says(dir, &odd, 2, &["'3000'", "512, 1K, 2K"]);
-    says(dir, &["copy", "--backing-root", "/", "b.raw", "e"], 1, &["--from-format qcow2"]);
+    says(dir, &["copy", "--backing-root", "/", "b.raw", "e"], 2, &["--from-format qcow2"]);
     says(dir, &["copy", "b.raw", "no/such/folder.qcow2"], 1, &["folder"]);
     assert_eq!(names(dir), ["a.qcow2", "b.raw", "c.qcow2", "d"]);
     assert!(std::fs::read(dir.join("a.qcow2")).unwrap() == before);

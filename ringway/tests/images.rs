@@ -76,7 +76,7 @@ fn what_cannot_be_made_leaves_nothing_behind() {
         (&["create", "no/new.img", "--size", "1G"], 1, "folder"),
         (&large, 1, "--cluster-size"),
         (&small, 2, "'3K' for '--cluster-size <SIZE>': a cluster has 512, 1K, 2K"),
-        (&raw, 1, "is for qcow2 images. Add --format qcow2, or leave --cluster-size out"),
+        (&raw, 2, "is for qcow2 images. Add --format qcow2, or leave --cluster-size out"),
         (&none, 1, "gone.raw"),
         (&["create", "new.qcow2", "--backing", "/dev/null"], 1, "neither a file"),
     ] {
@@ -293,7 +293,7 @@ fn c45_an_image_that_is_marked_as_corrupt_can_be_read_and_not_written() {
     says(dir, &io, 1, &[mark]);
     says(dir, &[&io[..], &["--read-only"]].concat(), 0, &[mark, "may be wrong"]);
     says(dir, &["info", "--format", "qcow2", "a.qcow2"], 0, &[mark, "corrupt", "read-only"]);
-    says(dir, &["copy", "--from-format", "qcow2", "a.qcow2", "a.img"], 0, &[mark, "1 MiB data"]);
+    says(dir, &["copy", "-f", "qcow2", "a.qcow2", "a.img"], 0, &[mark, "1 MiB data"]);
     let copy = std::fs::read(dir.join("a.img")).unwrap();
     assert!(copy.len() == 64 << 20 && copy[..1 << 20].iter().all(|byte| *byte == 0x5a));
     let daemon = Daemon::serve(dir, &[&serve[1..], &["--read-only"]].concat());
@@ -331,7 +331,7 @@ fn c45_lazy_reference_counts_are_made_right_before_an_image_is_served() {
     says(dir, &["io", "vhost-user:s", "-c", verify, "-c", "write -P 1 4M 1M"], 0, &[]);
     daemon.stop();
     says(dir, &["check", "a.qcow2"], 0, &["whole"]);
-    says(dir, &["io", "--format", "qcow2", "a.qcow2", "-c", verify, "-c", "verify -P 1 4M 1M"], 0, &[]);
+    says(dir, &["io", "-f", "qcow2", "a.qcow2", "-c", verify, "-c", "verify -P 1 4M 1M"], 0, &[]);
     // Where something else is wrong, too, it stays as it is marked: the first entry leads out of the file.
     not_closed();
     let mut l1 = [0; 8];

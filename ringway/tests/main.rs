@@ -15,6 +15,7 @@ mod demo;
 mod doctor;
 mod events;
 mod fence;
+mod first_mistakes;
 mod flatten;
 mod formats;
 mod front_ends;

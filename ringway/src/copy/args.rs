@@ -44,10 +44,11 @@ pub(crate) struct CopyArgs {
     #[arg(value_name = "DST", value_parser = Target::parser(), value_hint = ValueHint::AnyPath)]
     pub(super) destination: Target,
     /// Overwrite DST. All but files always need it.
-    #[arg(short, long)]
+    #[arg(long)]
     pub(super) force: bool,
     /// The format of SRC [default: raw, refused if it looks like another one].
     #[arg(
+        short = 'f',
         long,
         visible_alias = "format",
         value_enum,
@@ -56,11 +57,11 @@ pub(crate) struct CopyArgs {
     )]
     pub(super) from_format: Option<Format>,
     /// The format of DST [default: qcow2 if DST ends in .qcow2 or with --compress, else raw].
-    #[arg(long, value_enum, value_name = "FORMAT", help_heading = "Formats")]
+    #[arg(short = 'O', long, value_enum, value_name = "FORMAT", help_heading = "Formats")]
     pub(super) to_format: Option<Format>,
     /// Compress each cluster of a qcow2 image that gets smaller so; KIND follows a =, as in --compress=zstd
     /// [KIND if left out: zlib].
-    #[arg(long, value_enum, value_name = "KIND", num_args = 0..=1, require_equals = true,
+    #[arg(short, long, value_enum, value_name = "KIND", num_args = 0..=1, require_equals = true,
           default_missing_value = "zlib", help_heading = "Formats")]
     pub(super) compress: Option<CompressArg>,
     /// Bytes of a cluster of a qcow2 image, a power of two from 512 to 2M [default: 64K].

@@ -6,9 +6,11 @@ use super::journal::{Identity, Story, with_suffix};
 use super::open::Opened;
 use crate::io::target::Target;
 use crate::new_file;
-use anyhow::{Context, Error, bail};
+use crate::wrong_usage::{WrongUsage, wrong_usage};
+use anyhow::{Context, bail};
 use ringway_control::config::Format;
 use ringway_disk::{ForeignFormat, Source};
+use ringway_image::{Format as ImageFormat, printable};
 use std::fs::{File, Metadata};
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
@@ -17,7 +19,9 @@ use std::path::{Path, PathBuf};
 pub(super) fn are_disks(args: &CopyArgs) -> anyhow::Result<()> {
     let ends = [&args.source, &args.destination];
     ends.into_iter().try_for_each(is_disk)?;
-    args.ceph.check(ends.into_iter().filter_map(Target::source)).map_err(Error::msg)
+    args.ceph
+        .check(ends.into_iter().filter_map(Target::source))
+        .map_err(|why| WrongUsage(why).into())
 }
 
 /// Refuses what is neither a file nor a block device nor a socket: a pipe would wait.
@@ -94,11 +98,21 @@ pub(super) fn makes_image(args: &CopyArgs) -> anyhow::Result<bool> {
         None => option.is_some() || is_named_qcow2(to),
     };
     match (option, no_file(to)) {
-        (Some(option), Some(what)) => bail!("{to} is a {what}: {option} is for files"),
+        (Some(option), Some(what)) => wrong_usage!("{to} is a {what}: {option} is for files"),
         (Some(option), None) if !wanted => {
-            bail!("{to}: {option} is for qcow2 images: leave out --to-format raw, or the option")
+            wrong_usage!(
+                "{to}: {option} is for qcow2 images: leave out --to-format raw, or the option"
+            )
         }
-        _ => Ok(wanted),
+        _ => {
+            if let (Target::Path(path), None, None) = (to, args.to_format, no_file(to)) {
+                new_file::warn_of_raw(
+                    path,
+                    if wanted { ImageFormat::Qcow2 } else { ImageFormat::Raw },
+                );
+            }
+            Ok(wanted)
+        }
     }
 }
 
@@ -181,20 +195,24 @@ pub(super) fn space(args: &CopyArgs, story: Option<&Story>) -> anyhow::Result<Pr
     }
     if how != Prealloc::Off {
         if let Some(what) = no_file(to) {
-            bail!("{to} is a {what}: --prealloc is for files");
+            wrong_usage!("{to} is a {what}: --prealloc is for files");
         }
     }
     if args.reflink == Reflink::Always {
         if args.from_format == Some(Format::Qcow2) {
-            bail!("{from} is qcow2 and {to} is not: they cannot share blocks (--reflink always)");
+            wrong_usage!(
+                "{from} is qcow2 and {to} is not: they cannot share blocks (--reflink always)"
+            );
         }
         for target in [from, to] {
             if let Some(what) = no_file(target) {
-                bail!("{target} is a {what}: only files can share blocks (--reflink always)");
+                wrong_usage!(
+                    "{target} is a {what}: only files can share blocks (--reflink always)"
+                );
             }
         }
         if how != Prealloc::Off {
-            bail!(
+            wrong_usage!(
                 "shared blocks take no space: --reflink always and --prealloc {how} exclude each \
                  other"
             );

@@ -6,6 +6,7 @@ use super::end::End;
 use super::image::ImageEnd;
 use crate::new_file;
 use crate::waiting::nothing_waits;
+use crate::wrong_usage::wrong_usage;
 use anyhow::{Context, bail};
 use ringway_disk::NewFile;
 use ringway_image::{
@@ -45,7 +46,7 @@ impl NewImage {
             (args.keep_zeroes, "--keep-zeroes"),
         ];
         if let Some((_, option)) = options.iter().find(|(is, _)| *is) {
-            bail!(
+            wrong_usage!(
                 "{to} will be a qcow2 image, made anew and in one go: {option} is for raw ones. Say it \
                  again without {option}"
             );

@@ -8,6 +8,7 @@ use super::new_image;
 use crate::io::disk;
 use crate::io::target::{Target, kind};
 use crate::new_file::cannot_open;
+use crate::wrong_usage::wrong_usage;
 use anyhow::{Context, bail};
 use ringway_bench::ServedHere;
 use ringway_bench::elsewhere::{self, Allocation};
@@ -44,11 +45,14 @@ pub(super) struct Buffers {
 pub(super) fn source(args: &CopyArgs, buffers: Buffers) -> anyhow::Result<Opened> {
     let qcow2 = args.from_format == Some(Format::Qcow2);
     if args.backing_root.is_some() && !qcow2 {
-        bail!("--backing-root is for a source that is qcow2: add --from-format qcow2");
+        wrong_usage!("--backing-root is for a source that is qcow2: add --from-format qcow2");
     }
     match &args.source {
         Target::VhostUser(_) | Target::Elsewhere(..) if args.from_format.is_some() => {
-            bail!("{} is copied as its server offers it: leave out --from-format", args.source)
+            wrong_usage!(
+                "{} is copied as its server offers it: leave out --from-format",
+                args.source
+            )
         }
         Target::VhostUser(socket) => disk_end(Served::at(socket)?, buffers),
         Target::Elsewhere(name, source) => {

@@ -28,6 +28,11 @@ impl Target {
     pub(crate) fn parse(word: &OsString) -> Result<Self, String> {
         let bytes = word.as_bytes();
         let rest = |skip: usize| PathBuf::from(OsString::from_vec(bytes[skip..].to_vec()));
+        if bytes == b"-" {
+            return Err("a disk is no stream: standard input and output cannot be used. A file of this name \
+                        is ./-"
+                .into());
+        }
         let target = if bytes.starts_with(b"vhost-user:") {
             Self::VhostUser(rest(11))
         } else if bytes.starts_with(b"file:") {
@@ -112,6 +117,7 @@ mod tests {
         assert_eq!(parse("disk.img"), Ok(Target::Path("disk.img".into())));
         assert!(parse("vhost-user:").is_err() && parse("").is_err());
         for word in ["rbd:rbd/vm@snap", "nbd:unix:/run/n.sock:vm", "nbd://10.0.0.1/vm"] {
+        assert!(parse("-").unwrap_err().contains("./-"));
             let target = parse(word).unwrap();
             assert!(matches!(target, Target::Elsewhere(..)), "{word}");
             assert_eq!(target.to_string(), word);

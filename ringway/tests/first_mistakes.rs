@@ -1,0 +1,83 @@
+//! What somebody does who comes from other programs, or does for the first time.
+
+use crate::common::{copy, folder, names, ringway, says};
+
+/// Letters of `qemu-img` mean here what they mean there.
+#[test]
+fn letters_mean_what_they_do_in_qemu_img() {
+    let dir = folder();
+    let dir = dir.path();
+    says(dir, &["create", "-f", "qcow2", "-s", "1G", "base"], 0, &["base: made, 1 GiB, qcow2"]);
+    let clone = ["create", "-f", "qcow2", "-b", "base", "-F", "qcow2", "vm"];
+    says(dir, &clone, 0, &["vm: made, 1 GiB, qcow2, based on base (qcow2)"]);
+    // It is no --force.
+    says(dir, &clone, 1, &["vm: it is there already. Overwrite it with --force"]);
+    let size = ["create", "-f", "qcow2", "new", "10G"];
+    says(dir, &size, 2, &["unexpected argument '10G'", "write --size 10G"]);
+    says(dir, &["copy", "-f", "raw", "-O", "qcow2", "disk.img", "c"], 0, &["of qcow2"]);
+    says(dir, &["copy", "-c", "disk.img", "d"], 0, &["compressed by zlib"]);
+    says(dir, &["copy", "-f", "qcow2", "-O", "raw", "c", "e"], 0, &["1 MiB copied"]);
+    says(dir, &["copy", "-f", "disk.img", "e"], 2, &["invalid value 'disk.img'", "raw, qcow2"]);
+    says(dir, &["copy", "-c", "zstd", "disk.img", "f"], 2, &["write --compress=zstd"]);
+    says(dir, &["info", "-f", "qcow2", "c"], 0, &["qcow2"]);
+    assert_eq!(names(dir), ["base", "c", "d", "disk.img", "e", "vm"]);
+}
+
+#[test]
+fn words_of_other_programs_are_answered_with_a_pointer() {
+    let dir = folder();
+    for (args, tip) in [
+        (&["convert", "a", "b"][..], "`ringway copy` converts"),
+        (&["rebase", "a"], "`ringway flatten`"),
+        (&["map", "a"], "`ringway info --json`"),
+        (&["info", "--output=json", "a"], "--json"),
+        (&["serve", "--log-level", "debug", "a"], "-v, -vv and -q"),
+        (&["nbd", "a", "--tls-psk", "x"], "by certificates"),
+        (&["ctl", "limit", "d", "--none"], "--iops none"),
+        (&["create", "x", "--size", "-5"], "-5 is no size"),
+    ] {
+        let said = says(dir.path(), args, 2, &["tip: ", tip]);
+        assert!(!said.contains("as a value, use '--") && !said.contains("similar"), "{said}");
+    }
+    assert_eq!(names(dir.path()), ["disk.img"]);
+}
+
+#[test]
+fn a_name_of_another_format_is_raw_with_a_warning() {
+    let dir = folder();
+    let dir = dir.path();
+    let warning = "it will be a raw image: of its name only .qcow2 says a format";
+    says(dir, &["create", "a.vmdk", "--size", "1M"], 0, &["a.vmdk", warning, "-O vmdk"]);
+    says(dir, &["copy", "disk.img", "b.VHDX"], 0, &["b.VHDX", warning]);
+    for args in [
+        &["create", "c.vmdk", "--size", "1M", "--format", "raw"][..],
+        &["copy", "disk.img", "d.vdi", "--to-format", "raw"],
+        &["copy", "disk.img", "e.img"],
+        &["copy", "disk.img", "f.qcow2"],
+    ] {
+        assert!(!says(dir, args, 0, &[]).contains("raw image"), "{args:?}");
+    }
+}
+
+#[test]
+fn options_that_contradict_each_other_are_wrong_usage() {
+    let dir = folder();
+    let dir = dir.path();
+    for args in [
+        &["create", "n", "--size", "1M", "--cluster-size", "4K"][..],
+        &["create", "n", "--format", "raw", "--backing", "disk.img"],
+        &["copy", "disk.img", "n.qcow2", "--prealloc", "full"],
+        &["copy", "disk.img", "n", "--compress", "--to-format", "raw"],
+        &["copy", "disk.img", "n", "--backing-root", "."],
+        &["copy", "disk.img", "n", "--reflink", "always", "--prealloc", "full"],
+        &["copy", "disk.img", "n", "--journal", "disk.img"],
+        &["copy", "disk.img", "n", "--ceph-user", "me"],
+        &["copy", "disk.img", "-"],
+        &["copy", "-", "n"],
+    ] {
+        says(dir, args, 2, &["error: "]);
+        assert_eq!(names(dir), ["disk.img"], "{args:?}");
+    }
+    says(dir, &["copy", "disk.img", "./-"], 0, &[]);
+    assert!(dir.join("-").is_file());
+}
