@@ -16,8 +16,9 @@ const TABLE_MAX: u64 = 256 << 30;
 
 /// A disk may become so many times as large while its table is in use,
 const GROWTH: u64 = 4;
-/// or as large as so many bytes of words allow: 128 GiB in clusters of 64 KiB. Only address space.
-const ROOM_MIN: u64 = 16 << 20;
+/// or as large as so many bytes of words allow: 32 TiB in clusters of 64 KiB, 2 TiB in those of 4 KiB. Only address
+/// space, of which a process has 128 TiB.
+const ROOM_MIN: u64 = 4 << 30;
 
 /// Where a cluster is.
 ///

@@ -93,7 +93,7 @@ pub(crate) enum Command {
     Commit(CommitArgs),
     /// Copy what an image is based on into it.
     Flatten(FlattenArgs),
-    /// Make the disk of a qcow2 image larger or smaller.
+    /// Make the disk of an image larger or smaller.
     Resize(ResizeArgs),
     /// Print a script with which a shell completes commands and options.
     Completions(CompletionsArgs),

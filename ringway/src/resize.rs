@@ -1,16 +1,18 @@
-//! `ringway resize`: the disk of a qcow2 image becomes larger or smaller, while nobody serves it.
+//! `ringway resize`: the disk of an image becomes larger or smaller, while nobody serves it.
 
-use crate::merge::open;
+use crate::merge::{open, repair};
 use crate::waiting::nothing_waits;
-use anyhow::{Context, ensure};
+use anyhow::{Context, bail, ensure};
 use clap::{Args, ValueHint};
+use ringway_control::config::Format as Said;
 use ringway_control::log::LogArgs;
 use ringway_control::size::Size;
-use ringway_disk::lock_image;
+use ringway_disk::{ForeignFormat, is_named_qcow2, lock_image};
 use ringway_image::{Bases, Chain, Format, Image, Layer, Top, Use, printable};
 use ringway_terminal::{logging, output};
 use serde::Serialize;
 use std::fs::File;
+use std::io::{Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -18,6 +20,7 @@ const EXAMPLES: &str = "\
 Examples:
   ringway resize vm7.qcow2 40G               what was added reads as zeroes
   ringway resize --shrink vm7.qcow2 10G      all beyond 10 GiB is gone for good
+  ringway resize vm7.img 40G                 a raw image: its file
   ringway resize --json vm7.qcow2 40G | jq .virtual_bytes
 
 Make the guest's file systems smaller before the disk, and larger after it.
@@ -26,19 +29,22 @@ has the old size or the new one, and holds all that lies before both; with
 --shrink and the old size, what lies beyond SIZE may be gone: the same command
 goes on.
 A disk that is served: ringway ctl resize, which only makes a qcow2 image
-larger. A raw image is as large as its file: truncate -s 40G vm7.img.
+larger; of a raw one make the file larger first (truncate -s 40G vm7.img).
 Exit status: 0 done, 1 failed, 2 wrong usage.";
 
 /// The options of `ringway resize`.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct ResizeArgs {
-    /// A qcow2 image. Nobody may have it open.
+    /// An image: a raw file, or qcow2. Nobody may have it open.
     #[arg(value_name = "IMAGE", value_hint = ValueHint::FilePath)]
     image: PathBuf,
     /// Bytes of the disk (10G, 512M), a multiple of 512.
     #[arg(value_name = "SIZE")]
     size: Size,
+    /// Its format [default: qcow2 if its name ends in .qcow2 or it begins as one, else raw].
+    #[arg(short, long, value_enum, value_name = "FORMAT")]
+    format: Option<Said>,
     /// It may become smaller: what lies beyond SIZE is lost.
     #[arg(long)]
     shrink: bool,
@@ -71,26 +77,11 @@ pub(crate) fn run(args: &ResizeArgs, log: &LogArgs) -> anyhow::Result<ExitCode> 
         size > 0 && size % 512 == 0,
         "{name}: {size} bytes are not a positive multiple of 512 bytes"
     );
-    let (layers, is_file) = chain(args, &name)?;
-    let usage = Use { read_only: false, grows: is_file, barriers: true };
-    let image = Image::open_beside(layers, usage, &Bases::default(), 1)
-        .with_context(|| format!("{name}: cannot read its tables"))?;
-    let from = image.size();
-    if size < from {
-        ensure!(
-            args.shrink,
-            "{name}: it has {} now: making it smaller loses all that lies beyond {}. Shrink the guest's file \
-             systems first, then add --shrink",
-            Size(from),
-            Size(size)
-        );
-        image.shrink(size).with_context(|| format!("{name}: cannot be made smaller"))?;
-    } else if size > from {
-        // Also if it has failed: what was taken ahead is not to leak.
-        let grown = image.grow(size);
-        let settled = image.give_back();
-        grown.and(settled).with_context(|| format!("{name}: cannot be made larger"))?;
-    }
+    let file = open(&args.image, true)?;
+    let from = match format(args, &file, &name)? {
+        Format::Raw => raw(args, &file, &name, size)?,
+        Format::Qcow2 => qcow2(args, file, &name, size)?,
+    };
     let resized = Resized { image: name, from_bytes: from, virtual_bytes: size };
     let text = match args.json {
         true => Some(serde_json::to_string_pretty(&resized)? + "\n"),
@@ -100,9 +91,73 @@ pub(crate) fn run(args: &ResizeArgs, log: &LogArgs) -> anyhow::Result<ExitCode> 
     Ok(ExitCode::SUCCESS)
 }
 
+/// What is said, else what the image is: one that does not begin as a qcow2 image has no tables to be changed.
+fn format(args: &ResizeArgs, file: &File, name: &str) -> anyhow::Result<Format> {
+    match args.format {
+        Some(Said::Raw) => return Ok(Format::Raw),
+        Some(Said::Qcow2) => return Ok(Format::Qcow2),
+        None if is_named_qcow2(&args.image) => return Ok(Format::Qcow2),
+        None => {}
+    }
+    let look = || format!("{name}: cannot look at it");
+    let bytes = (&*file).seek(SeekFrom::End(0)).with_context(look)?;
+    match ForeignFormat::of(file, bytes).with_context(look)? {
+        None => Ok(Format::Raw),
+        Some(ForeignFormat::Qcow2) => Ok(Format::Qcow2),
+        Some(other) => bail!(
+            "{name}: it looks like {}, which is not resized here: `qemu-img resize` does it. If a guest has \
+             written what is there, add --format raw",
+            other.words()
+        ),
+    }
+}
+
+/// Resizes a raw image. The size that it had.
+fn raw(args: &ResizeArgs, file: &File, name: &str, size: u64) -> anyhow::Result<u64> {
+    let meta = file.metadata().with_context(|| format!("{name}: cannot look at it"))?;
+    ensure!(meta.is_file(), "{name}: it is a block device, which has the size that it has");
+    let from = meta.len();
+    if size != from {
+        may_shrink(args, name, from, size)?;
+        let sized = file.set_len(size).and_then(|()| file.sync_all());
+        sized.with_context(|| format!("{name}: cannot be made so large or small"))?;
+    }
+    Ok(from)
+}
+
+/// Resizes a qcow2 image. The size that it had.
+fn qcow2(args: &ResizeArgs, file: File, name: &str, size: u64) -> anyhow::Result<u64> {
+    repair(&args.image, &file)?;
+    let (layers, is_file) = chain(args, file, name)?;
+    let usage = Use { read_only: false, grows: is_file, barriers: true };
+    let image = Image::open_beside(layers, usage, &Bases::default(), 1)
+        .with_context(|| format!("{name}: cannot read its tables"))?;
+    let from = image.size();
+    may_shrink(args, name, from, size)?;
+    if size < from {
+        image.shrink(size).with_context(|| format!("{name}: cannot be made smaller"))?;
+    } else if size > from {
+        // Also if it has failed: what was taken ahead is not to leak.
+        let grown = image.grow(size);
+        let settled = image.give_back();
+        grown.and(settled).with_context(|| format!("{name}: cannot be made larger"))?;
+    }
+    Ok(from)
+}
+
+fn may_shrink(args: &ResizeArgs, name: &str, from: u64, size: u64) -> anyhow::Result<()> {
+    ensure!(
+        size >= from || args.shrink,
+        "{name}: it has {} now: making it smaller loses all that lies beyond {}. Shrink the guest's file \
+         systems first, then add --shrink",
+        Size(from),
+        Size(size)
+    );
+    Ok(())
+}
+
 /// The image and all that it is based on, each of them locked; whether it is a file, and not a device.
-fn chain(args: &ResizeArgs, name: &str) -> anyhow::Result<(Vec<Layer>, bool)> {
-    let file = open(&args.image, true)?;
+fn chain(args: &ResizeArgs, file: File, name: &str) -> anyhow::Result<(Vec<Layer>, bool)> {
     let is_file = file.metadata().with_context(|| format!("{name}: cannot look at it"))?.is_file();
     let path = args.image.clone();
     let top = Top { file, name: path, format: Format::Qcow2, read_only: false };

@@ -1,6 +1,6 @@
 //! What somebody does who comes from other programs, or does for the first time.
 
-use crate::common::{copy, folder, names, ringway, says};
+use crate::common::{Daemon, copy, folder, names, ringway, says};
 
 /// Letters of `qemu-img` mean here what they mean there.
 #[test]
@@ -80,4 +80,26 @@ fn options_that_contradict_each_other_are_wrong_usage() {
     }
     says(dir, &["copy", "disk.img", "./-"], 0, &[]);
     assert!(dir.join("-").is_file());
+}
+
+#[test]
+fn a_raw_image_is_resized_as_its_file() {
+    let dir = folder();
+    let dir = dir.path();
+    std::fs::write(dir.join("disk.img"), vec![7; 1 << 20]).unwrap();
+    says(dir, &["resize", "disk.img", "4M"], 0, &["disk.img: 4 MiB by now, it had 1 MiB"]);
+    says(dir, &["resize", "disk.img", "1M"], 1, &["loses all that lies beyond 1 MiB", "--shrink"]);
+    says(dir, &["resize", "--shrink", "disk.img", "1M"], 0, &["1 MiB by now"]);
+    assert!(std::fs::read(dir.join("disk.img")).unwrap() == vec![7; 1 << 20]);
+    says(dir, &["resize", "disk.img", "1M"], 0, &["it has 1 MiB already"]);
+    says(dir, &["resize", "-f", "qcow2", "disk.img", "4M"], 1, &["it is no qcow2 image"]);
+    std::fs::write(dir.join("v"), [b"KDMV", &[0; 2044][..]].concat()).unwrap();
+    says(dir, &["resize", "v", "4M"], 1, &["looks like", "`qemu-img resize`", "--format raw"]);
+    let daemon = Daemon::serve(dir, &["disk.img", "--socket", "s"]);
+    says(dir, &["resize", "disk.img", "4M"], 1, &["it is in use by"]);
+    daemon.stop();
+    // Many times as large in one call.
+    says(dir, &["create", "a.qcow2", "--size", "180M"], 0, &[]);
+    says(dir, &["resize", "a.qcow2", "1T"], 0, &["1 TiB by now, it had 180 MiB"]);
+    says(dir, &["check", "a.qcow2"], 0, &["whole"]);
 }

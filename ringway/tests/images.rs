@@ -332,6 +332,10 @@ fn c45_lazy_reference_counts_are_made_right_before_an_image_is_served() {
     daemon.stop();
     says(dir, &["check", "a.qcow2"], 0, &["whole"]);
     says(dir, &["io", "-f", "qcow2", "a.qcow2", "-c", verify, "-c", "verify -P 1 4M 1M"], 0, &[]);
+    // Tools that change an image do so, too.
+    not_closed();
+    says(dir, &["resize", "a.qcow2", "128M"], 0, &[said]);
+    says(dir, &["check", "a.qcow2"], 0, &["whole"]);
     // Where something else is wrong, too, it stays as it is marked: the first entry leads out of the file.
     not_closed();
     let mut l1 = [0; 8];
