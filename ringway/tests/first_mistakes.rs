@@ -1,6 +1,8 @@
 //! What somebody does who comes from other programs, or does for the first time.
 
-use crate::common::{Daemon, copy, folder, names, ringway, says};
+use crate::common::{Daemon, copies, copy, folder, names, ringway, says};
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::path::Path;
 
 /// Letters of `qemu-img` mean here what they mean there.
 #[test]
@@ -102,4 +104,25 @@ fn a_raw_image_is_resized_as_its_file() {
     says(dir, &["create", "a.qcow2", "--size", "180M"], 0, &[]);
     says(dir, &["resize", "a.qcow2", "1T"], 0, &["1 TiB by now, it had 180 MiB"]);
     says(dir, &["check", "a.qcow2"], 0, &["whole"]);
+}
+
+/// Blocks that a file takes, in bytes.
+fn taken(path: &Path) -> u64 {
+    path.metadata().unwrap().blocks() * 512
+}
+
+#[test]
+fn a_sparse_file_stays_as_small_as_it_is() {
+    let dir = tempfile::tempdir().unwrap();
+    let (from, to) = (dir.path().join("a"), dir.path().join("b"));
+    let file = std::fs::File::create(&from).unwrap();
+    file.set_len(32 << 20).unwrap();
+    for at in (0..32 << 20).step_by(128 << 10) {
+        file.write_all_at(&[7; 4096], at).unwrap();
+    }
+    file.sync_all().unwrap();
+    copies(dir.path(), &["--verify", "--reflink", "never", "a", "b"]);
+    crate::common::same(&from, &to);
+    // Its extents may take a block or so of the file system's own.
+    assert!(taken(&to) <= 2 * taken(&from), "{} of {}", taken(&to), taken(&from));
 }

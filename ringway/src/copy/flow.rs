@@ -117,8 +117,10 @@ pub(super) struct Course {
     pub(super) slots: usize,
     /// Bytes of a piece.
     pub(super) chunk: usize,
-    /// Zeroes are looked for, and data widened, in multiples of this many bytes.
+    /// Zeroes are looked for in multiples of this many bytes.
     pub(super) unit: usize,
+    /// Data are widened to multiples of this many bytes.
+    pub(super) edge: u64,
 }
 
 impl<'a> Flow<'a> {
@@ -127,7 +129,7 @@ impl<'a> Flow<'a> {
         ends: &'a mut [End; 2],
         course: &Course,
     ) -> anyhow::Result<Self> {
-        let Course { mode, start, end, slots, chunk, unit } = *course;
+        let Course { mode, start, end, slots, chunk, unit, edge } = *course;
         for (bell, end) in (0..).zip(ends.iter_mut()) {
             end.attach(&mut *engine, bell).context("cannot prepare for I/O")?;
         }
@@ -163,7 +165,7 @@ impl<'a> Flow<'a> {
             ends,
             mode,
             chunk,
-            extents: Extents::new(holes, start..end, chunk as u64, unit as u64),
+            extents: Extents::new(holes, start..end, chunk as u64, edge),
             unit,
             later: Vec::new(),
             runs: Vec::new(),
