@@ -1,6 +1,8 @@
 //! What somebody does who comes from other programs, or does for the first time.
 
-use crate::common::{Daemon, copies, copy, folder, names, ringway, says};
+use crate::common::{Daemon, copies, copy, folder, names, ringway, run, says, text};
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
 
@@ -125,4 +127,29 @@ fn a_sparse_file_stays_as_small_as_it_is() {
     crate::common::same(&from, &to);
     // Its extents may take a block or so of the file system's own.
     assert!(taken(&to) <= 2 * taken(&from), "{} of {}", taken(&to), taken(&from));
+}
+
+#[test]
+fn names_that_are_long_or_no_text_are_copied() {
+    let dir = folder();
+    let long = "n".repeat(255);
+    for name in [OsStr::new(&long), OsStr::from_bytes(b"caf\xe9.img")] {
+        let copy = |from: &OsStr, to: &OsStr| {
+            let mut command = ringway();
+            command.arg("copy").arg(from).arg(to).current_dir(dir.path());
+            let output = run(command);
+            assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
+        };
+        copy(OsStr::new("disk.img"), name);
+        copy(name, OsStr::new("back"));
+        crate::common::same(&dir.path().join("disk.img"), &dir.path().join("back"));
+        std::fs::remove_file(dir.path().join("back")).unwrap();
+        std::fs::remove_file(dir.path().join(name)).unwrap();
+    }
+    // With a journal of a name that there can be, by which it is known again.
+    let mut command = ringway();
+    command.args(["copy", "disk.img", &long, "--prealloc", "full"]).current_dir(dir.path());
+    assert_eq!(run(command).status.code(), Some(0));
+    says(dir.path(), &["copy", "disk.img", &long], 1, &["it is there already"]);
+    assert_eq!(names(dir.path()), ["disk.img", &long], "no journal is left");
 }

@@ -2,7 +2,7 @@
 
 use super::args::{CopyArgs, Prealloc, Reflink};
 use super::end::End;
-use super::journal::{Identity, Story, with_suffix};
+use super::journal::{Identity, Story, fnv1a, with_suffix};
 use super::open::Opened;
 use crate::io::target::Target;
 use crate::new_file;
@@ -261,7 +261,7 @@ pub(super) fn journal_path(args: &CopyArgs) -> anyhow::Result<Option<PathBuf>> {
     let to = args.destination.path();
     let Some(path) = &args.journal else {
         let without = is_block_device(to) || args.destination.source().is_some();
-        return Ok((!without).then(|| with_suffix(to, ".ringway-copy")));
+        return Ok((!without).then(|| journal_beside(to)));
     };
     let journal = Target::Path(path.clone());
     for end in [&args.source, &args.destination] {
@@ -275,6 +275,18 @@ pub(super) fn journal_path(args: &CopyArgs) -> anyhow::Result<Option<PathBuf>> {
 /// As a journal says where a disk is, whether or not it is there.
 fn known_path(target: &Target) -> PathBuf {
     let path = target.path();
+/// The journal of a copy to `to`: its name with something behind it, or a short one where that would be longer than
+/// names can be.
+fn journal_beside(to: &Path) -> PathBuf {
+    const NAME_MAX: usize = 255;
+    let path = with_suffix(to, ".ringway-copy");
+    let name = path.file_name().unwrap_or_default().as_encoded_bytes();
+    if name.len() <= NAME_MAX {
+        return path;
+    }
+    to.with_file_name(format!(".ringway-copy-{:016x}", fnv1a(name)))
+}
+
     match target {
         Target::Path(_) => new_file::place(path).unwrap_or_else(|_| path.into()),
         Target::VhostUser(_) => std::path::absolute(path).unwrap_or_else(|_| path.into()),
