@@ -153,3 +153,32 @@ fn names_that_are_long_or_no_text_are_copied() {
     says(dir.path(), &["copy", "disk.img", &long], 1, &["it is there already"]);
     assert_eq!(names(dir.path()), ["disk.img", &long], "no journal is left");
 }
+
+#[test]
+fn e45_control_characters_of_names_do_not_reach_the_terminal() {
+    let dir = folder();
+    let dir = dir.path();
+    let name = "a\u{1b}[31m\nb";
+    std::fs::copy(dir.join("disk.img"), dir.join(name)).unwrap();
+    let to = "c\u{7}\u{9b}d";
+    for (args, status) in [
+        (&["copy", name, to][..], 0),
+        (&["copy", name, to], 1),
+        (&["copy", name, name], 1),
+        (&["copy", "--force", to, name], 0),
+        (&["copy", &format!("no{name}"), to], 1),
+        (&["copy", "disk.img", "e.qcow2", "--journal", name], 2),
+        (&["copy", "disk.img", "e", "--journal", name], 1),
+        (&["info", name], 0),
+        (&["info", &format!("vhost-user:{name}")], 1),
+        (&["info", &format!("no{name}")], 1),
+        (&["create", name, "--size", "1M"], 1),
+        (&["create", "--force", name, "--size", "1M"], 0),
+        (&["resize", name, "2M"], 0),
+        (&["check", name], 1),
+    ] {
+        let said = says(dir, args, status, &[]);
+        let bad = |c: char| c.is_control() && c != '\n';
+        assert!(!said.contains(bad) && !said.contains("m\nb"), "{args:?}: {said:?}");
+    }
+}

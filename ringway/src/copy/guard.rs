@@ -147,11 +147,11 @@ pub(super) fn may_write(
         bail!(
             "{to} is an unfinished copy of {} ({percent} %): go on with --resume, or begin anew with \
              --force",
-            story.source.path.display()
+            printable(&story.source.path)
         );
     }
     if !story.source.is_same_place(source) {
-        let path = story.source.path.display();
+        let path = printable(&story.source.path);
         bail!("{to} was being copied from {path}, which is not {from}: begin anew with --force");
     }
     if story.source.changed != source.changed || story.source.bytes != source.bytes {
@@ -266,7 +266,10 @@ pub(super) fn journal_path(args: &CopyArgs) -> anyhow::Result<Option<PathBuf>> {
     let journal = Target::Path(path.clone());
     for end in [&args.source, &args.destination] {
         if is_same(&journal, end) || known_path(&journal) == known_path(end) {
-            bail!("--journal {} is {end}, which is copied: name another file", path.display());
+            wrong_usage!(
+                "--journal {} is {end}, which is copied: name another file",
+                printable(path)
+            );
         }
     }
     Ok(Some(path.clone()))
@@ -303,8 +306,8 @@ pub(super) fn is_own_story(args: &CopyArgs, journal: &Path, story: &Story) -> an
         bail!(
             "{} is the journal of an unfinished copy to {}, which would look complete without it: name \
              another one with --journal",
-            journal.display(),
-            of.path.display()
+            printable(journal),
+            printable(&of.path)
         );
     }
     Ok(())

@@ -13,6 +13,7 @@
 
 use super::args::Prealloc;
 use anyhow::{Context, bail};
+use ringway_image::printable;
 use serde::{Deserialize, Serialize};
 use std::fs::{File, OpenOptions};
 use std::io::{self, BufRead, BufReader, Read, Write};
@@ -130,7 +131,7 @@ impl Journal {
     /// # Errors
     /// One that cannot be read, or is not a journal: what is there is somebody's, and stays.
     pub(super) fn read(path: &Path) -> anyhow::Result<Option<Story>> {
-        let name = path.display();
+        let name = printable(path);
         // Of a pipe nobody waits for the other end.
         let mut options = OpenOptions::new();
         let file = match options.read(true).custom_flags(libc::O_NONBLOCK).open(path) {
@@ -185,7 +186,7 @@ impl Journal {
             Ok::<_, io::Error>(file)
         };
         let file =
-            make().with_context(|| format!("cannot write the journal {}", path.display()))?;
+            make().with_context(|| format!("cannot write the journal {}", printable(path)))?;
         Ok(Self { path: path.into(), file })
     }
 
@@ -211,7 +212,7 @@ impl Journal {
             self.file.write_all(seal(&Progress { done })?.as_bytes())?;
             self.file.sync_data()
         };
-        let name = self.path.display();
+        let name = printable(&self.path);
         let mut write = write;
         write().with_context(|| format!("cannot write the journal {name}"))
     }
@@ -230,7 +231,7 @@ impl Journal {
             std::fs::remove_file(&self.path)?;
             sync_folder(&self.path)
         };
-        remove().with_context(|| format!("cannot remove the journal {}", self.path.display()))
+        remove().with_context(|| format!("cannot remove the journal {}", printable(&self.path)))
     }
 }
 

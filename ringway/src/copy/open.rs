@@ -14,6 +14,7 @@ use ringway_bench::ServedHere;
 use ringway_bench::elsewhere::{self, Allocation};
 use ringway_control::config::{CephArgs, Format};
 use ringway_disk::{LockError, Source, lock_image};
+use ringway_image::printable;
 use std::fs::{File, Metadata, OpenOptions};
 use std::io;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
@@ -83,7 +84,7 @@ fn image_end(args: &CopyArgs, file: &File) -> anyhow::Result<Opened> {
 /// # Errors
 /// What the host says.
 pub(super) fn identity_of_image(path: &Path, image: &ImageEnd) -> anyhow::Result<Identity> {
-    let Some(source) = &image.source else { bail!("{}: it is being made", path.display()) };
+    let Some(source) = &image.source else { bail!("{}: it is being made", printable(path)) };
     let of_file = identity(path, &source.top)?;
     let changed = of_file.changed.filter(|_| !source.has_backing());
     Ok(Identity { kind: "qcow2 image".into(), bytes: source.bytes, changed, ..of_file })
@@ -161,7 +162,7 @@ impl Served {
         {
             if reads {
                 if let Some(holder) = image.facts()?.holder.filter(|holder| holder.lives) {
-                    let (name, address) = (name.display(), holder.address);
+                    let (name, address) = (printable(name), holder.address);
                     bail!(
                         "{name} is in use by {address}: its content may change; copy a snapshot of it (`rbd snap \
                  create`), copy from its socket, or stop it"
@@ -212,7 +213,7 @@ fn file_end(
     let meta = file.metadata()?;
     let regular = meta.is_file();
     if !regular && !meta.file_type().is_block_device() {
-        bail!("{}: neither a file nor a block device", path.display());
+        bail!("{}: neither a file nor a block device", printable(path));
     }
     // Where the file system has none, or cannot tell, the page cache does.
     let direct = options.clone().custom_flags(libc::O_DIRECT).open(path).ok();
@@ -253,7 +254,7 @@ const END: rustix::fs::SeekFrom = rustix::fs::SeekFrom::End(0);
 
 fn open(path: &Path, options: &OpenOptions) -> anyhow::Result<File> {
     options.open(path).map_err(|error| {
-        let name = path.display();
+        let name = printable(path);
         match error.raw_os_error() {
             Some(libc::EBUSY) => anyhow::anyhow!(
                 "{name} is in use by the host itself (mounted, or part of another device)"

@@ -4,6 +4,7 @@ use super::chain::Link;
 use crate::doctor::image::{Image, inspect as examine};
 use anyhow::{anyhow, bail};
 use ringway_control::config::CephArgs;
+use ringway_image::printable;
 use rustix::fs::{SeekFrom, seek};
 use serde::Serialize;
 use std::fs::File;
@@ -65,18 +66,11 @@ pub(super) fn inspect(path: &Path) -> anyhow::Result<Facts> {
     let file = File::open(path).ok();
     let extents = file.as_ref().filter(|_| image.kind == Some("file")).and_then(extents);
     let memory = file.as_ref().and_then(cached);
-    Ok(Facts {
-        target: path.display().to_string(),
-        image,
-        extents,
-        memory,
-        chain: None,
-        chain_error: None,
-    })
+    Ok(Facts { target: printable(path), image, extents, memory, chain: None, chain_error: None })
 }
 
 fn cannot_read(path: &Path, error: io::Error) -> anyhow::Error {
-    let name = path.display();
+    let name = printable(path);
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
     match error.kind() {
         io::ErrorKind::NotFound if folder.is_some_and(|folder| !folder.exists()) => {

@@ -3,6 +3,7 @@
 use crate::io::disk;
 use ringway_bench::peer;
 use ringway_driver::{Device, Options, vhost_user_feature_name, virtio_feature_name};
+use ringway_image::printable;
 use serde::Serialize;
 use std::collections::HashMap;
 use std::path::Path;
@@ -112,7 +113,7 @@ fn describe(
     let erase = |sectors: Option<u32>| sectors.map(|sectors| u64::from(sectors) * 512);
     let (virtio, vhost_user) = device.offered();
     Served {
-        target: format!("vhost-user:{}", socket.display()),
+        target: format!("vhost-user:{}", printable(socket)),
         kind: "vhost-user",
         bytes: info.capacity,
         serial,

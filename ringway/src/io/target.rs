@@ -5,6 +5,7 @@ use clap::builder::{OsStringValueParser, TypedValueParser};
 use ringway_control::config::source;
 use ringway_disk::Source;
 use ringway_disk::open::is_namespace;
+use ringway_image::printable;
 use std::ffi::OsString;
 use std::fmt;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
@@ -27,12 +28,12 @@ impl Target {
     /// Reads a word of the command line. A path that is a socket needs no prefix.
     pub(crate) fn parse(word: &OsString) -> Result<Self, String> {
         let bytes = word.as_bytes();
-        let rest = |skip: usize| PathBuf::from(OsString::from_vec(bytes[skip..].to_vec()));
         if bytes == b"-" {
             return Err("a disk is no stream: standard input and output cannot be used. A file of this name \
                         is ./-"
                 .into());
         }
+        let rest = |skip: usize| PathBuf::from(OsString::from_vec(bytes[skip..].to_vec()));
         let target = if bytes.starts_with(b"vhost-user:") {
             Self::VhostUser(rest(11))
         } else if bytes.starts_with(b"file:") {
@@ -99,8 +100,8 @@ fn elsewhere(word: &Path) -> Result<Option<Source>, String> {
 impl fmt::Display for Target {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Path(path) | Self::Elsewhere(path, _) => write!(f, "{}", path.display()),
-            Self::VhostUser(path) => write!(f, "vhost-user:{}", path.display()),
+            Self::Path(path) | Self::Elsewhere(path, _) => write!(f, "{}", printable(path)),
+            Self::VhostUser(path) => write!(f, "vhost-user:{}", printable(path)),
         }
     }
 }
@@ -116,8 +117,8 @@ mod tests {
         assert_eq!(parse("file:vhost-user:x"), Ok(Target::Path("vhost-user:x".into())));
         assert_eq!(parse("disk.img"), Ok(Target::Path("disk.img".into())));
         assert!(parse("vhost-user:").is_err() && parse("").is_err());
-        for word in ["rbd:rbd/vm@snap", "nbd:unix:/run/n.sock:vm", "nbd://10.0.0.1/vm"] {
         assert!(parse("-").unwrap_err().contains("./-"));
+        for word in ["rbd:rbd/vm@snap", "nbd:unix:/run/n.sock:vm", "nbd://10.0.0.1/vm"] {
             let target = parse(word).unwrap();
             assert!(matches!(target, Target::Elsewhere(..)), "{word}");
             assert_eq!(target.to_string(), word);
