@@ -259,7 +259,9 @@ impl Copy {
             _ => self.flow(args, signal, self.mode, "copy", from)?,
         };
         match halt {
-            Some(Halt::Failed(error)) if self.image.is_some() => return Err(error),
+            Some(Halt::Failed(error)) if self.image.is_some() => {
+                return Err(error.context(format!("{} was not made", args.destination)));
+            }
             Some(_) if self.image.is_some() => {
                 let line = format!("interrupted; {} was not made", args.destination);
                 return Ok(Outcome::Stopped(line));

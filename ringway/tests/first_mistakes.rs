@@ -5,6 +5,7 @@ use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
+use std::process::Command;
 
 /// Letters of `qemu-img` mean here what they mean there.
 #[test]
@@ -180,5 +181,22 @@ fn e45_control_characters_of_names_do_not_reach_the_terminal() {
         let said = says(dir, args, status, &[]);
         let bad = |c: char| c.is_control() && c != '\n';
         assert!(!said.contains(bad) && !said.contains("m\nb"), "{args:?}: {said:?}");
+    }
+}
+
+#[test]
+fn whoever_waits_for_an_image_in_use_is_told_so_and_a_full_disk_is_named() {
+    let dir = folder();
+    let daemon = Daemon::serve(dir.path(), &["disk.img", "--socket", "s"]);
+    says(dir.path(), &["copy", "disk.img", "b"], 1, &["is in use by", "waiting for 2 s"]);
+    daemon.stop();
+    std::fs::write(dir.path().join("disk.img"), vec![7; 1 << 20]).unwrap();
+    for to in ["b.img", "b.qcow2"] {
+        let mut limited = Command::new("sh");
+        let script = format!("ulimit -f 64; trap '' XFSZ; exec \"$0\" copy disk.img {to}");
+        limited.args(["-c", &script]).arg(ringway().get_program()).current_dir(dir.path());
+        let output = run(limited);
+        assert_eq!(output.status.code(), Some(1), "{}", text(&output.stderr));
+        assert!(text(&output.stderr).contains(to), "{}", text(&output.stderr));
     }
 }

@@ -266,15 +266,25 @@ fn open(path: &Path, options: &OpenOptions) -> anyhow::Result<File> {
 
 /// Refuses a disk that somebody writes, or that somebody uses while it is to be written.
 fn lock(path: &Path, file: &File, source: bool) -> anyhow::Result<()> {
-    let name = path.display();
-    let begin = Instant::now();
+    let name = printable(path);
+    let (begin, mut waits) = (Instant::now(), false);
     let error = loop {
         match lock_image(file, source) {
             Ok(()) => return Ok(()),
             Err(error) if matches!(error, LockError::Host(_)) || begin.elapsed() > DYING => {
                 break error;
             }
-            Err(_) => std::thread::sleep(Duration::from_millis(20)),
+            Err(error) => {
+                if !waits {
+                    tracing::warn!(
+                        "{name} is in use by {}: waiting for {} s, in case it was killed and has writes under way",
+                        error.holder(file),
+                        DYING.as_secs()
+                    );
+                }
+                waits = true;
+                std::thread::sleep(Duration::from_millis(20));
+            }
         }
     };
     let remedy = if source { "its content may change" } else { "it would be destroyed" };
