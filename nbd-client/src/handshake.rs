@@ -33,7 +33,7 @@ const ABILITIES: [(u16, &str); 9] = [
 /// What a server and this client have agreed upon.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Negotiated {
-    /// The size of the export.
+    /// The size of the export: at least a block. What a disk has of it are whole blocks.
     pub bytes: u64,
     /// What it offers (`NBD_FLAG_*`).
     pub flags: u16,
@@ -282,9 +282,9 @@ fn judge(
             "the server takes blocks of {min_block} bytes only, and disks have {BLOCK_MAX} at most"
         )));
     }
-    if bytes == 0 || bytes > i64::MAX.unsigned_abs() || bytes % u64::from(unit) != 0 {
+    if bytes < unit.into() || bytes > i64::MAX.unsigned_abs() {
         return Err(Unusable(format!(
-            "the export has {bytes} bytes, and a disk has a positive multiple of {unit}"
+            "the export has {bytes} bytes, and a disk has {unit} at least, and less than 8 EiB"
         )));
     }
     let max_block = max_block.min(PAYLOAD_MAX) / unit * unit;

@@ -185,6 +185,29 @@ fn e45_control_characters_of_names_do_not_reach_the_terminal() {
 }
 
 #[test]
+fn f31_an_export_whose_size_is_no_multiple_of_512_is_served_in_whole_blocks() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    let words = ["-f", "-U", "n.sock", "memory", "1000100"];
+    let Some(_server) = crate::common::nbd::server(dir, "nbdkit", &words) else { return };
+    let args = ["nbd:unix:n.sock", "--socket", "s"];
+    let daemon = Daemon::serve(dir, &args);
+    let said =
+        "the export has 1000100 bytes, which is no whole number of blocks of 512: the last 164";
+    assert!(daemon.log().contains(said), "{}", daemon.log());
+    let last =
+        ["io", "vhost-user:s", "-c", "write -P 5 999424 512", "-c", "verify -P 5 999424 512"];
+    says(dir, &last, 0, &[]);
+    daemon.stop();
+    let daemon = Daemon::serve(dir, &[&args[..], &["--block-size", "4096"]].concat());
+    says(dir, &["info", "vhost-user:s"], 0, &["(999424)"]);
+    daemon.stop();
+    // A copy would lack the end without a word.
+    says(dir, &["copy", "nbd:unix:n.sock", "c"], 1, &["the last 164", "would not be copied"]);
+    assert!(!dir.join("c").exists());
+}
+
+#[test]
 fn whoever_waits_for_an_image_in_use_is_told_so_and_a_full_disk_is_named() {
     let dir = folder();
     let daemon = Daemon::serve(dir.path(), &["disk.img", "--socket", "s"]);

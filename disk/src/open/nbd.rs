@@ -7,7 +7,7 @@ use crate::choices::{Alignment, CacheMode, EngineKind};
 use crate::disk::Disk;
 use crate::parts::Parts;
 use ringway_core::{Geometry, SECTOR_BYTES};
-use ringway_nbd_client::{Negotiated, Target, connect};
+use ringway_nbd_client::{Target, connect};
 use ringway_nbd_words::offers;
 use std::sync::Arc;
 
@@ -25,7 +25,9 @@ pub(super) fn open(target: &Target, options: &OpenOptions) -> Result<Disk, OpenE
     let serial = serial_bytes(options.serial.as_deref(), &name)?;
     let connected = connect(target).map_err(|error| remote(error.to_string()))?;
     let facts = connected.negotiated;
-    let logical_block = logical_block(&facts, options).map_err(remote)?;
+    let logical_block =
+        options.block_size.unwrap_or(if facts.min_block > 512 { 4096 } else { 512 });
+    let capacity = capacity(&name, facts.bytes, logical_block).map_err(remote)?;
     let read_only = options.read_only || facts.offers(offers::READ_ONLY);
     let preferred = facts.preferred_block;
     let physical_block = if preferred.is_power_of_two() { preferred.min(PHYSICAL_MAX) } else { 0 };
@@ -39,7 +41,7 @@ pub(super) fn open(target: &Target, options: &OpenOptions) -> Result<Disk, OpenE
         incoming: false,
         erase_block: facts.min_block,
         geometry: Geometry {
-            capacity: facts.bytes,
+            capacity,
             logical_block,
             physical_block: physical_block.max(logical_block),
             optimal_io: 0,
@@ -92,12 +94,18 @@ fn check(options: &OpenOptions) -> Result<(), &'static str> {
     Ok(())
 }
 
-/// The block size that guests are shown.
-fn logical_block(facts: &Negotiated, options: &OpenOptions) -> Result<u32, String> {
-    let logical = options.block_size.unwrap_or(if facts.min_block > 512 { 4096 } else { 512 });
-    if facts.bytes % u64::from(logical) == 0 {
-        return Ok(logical);
+/// The whole blocks of an export of so many bytes.
+fn capacity(name: &str, bytes: u64, block: u32) -> Result<u64, String> {
+    let block = u64::from(block);
+    let rest = bytes % block;
+    if rest == bytes {
+        return Err(format!("the export has {bytes} bytes, which is less than a block of {block}"));
     }
-    let bytes = facts.bytes;
-    Err(format!("the export has {bytes} bytes, which is no whole number of blocks of {logical}"))
+    if rest > 0 {
+        tracing::warn!(
+            "{name}: the export has {bytes} bytes, which is no whole number of blocks of {block}: the last {rest} \
+             are not part of the disk"
+        );
+    }
+    Ok(bytes - rest)
 }

@@ -170,6 +170,17 @@ impl Served {
                 }
             }
         }
+        if let Some(bytes) = disk.remote().map(|remote| remote.negotiated().bytes)
+            && reads
+            && bytes != disk.capacity()
+        {
+            bail!(
+                "{}: the export has {bytes} bytes, and the last {}, less than a block, would not be copied. \
+                 `nbdcopy` or `qemu-img convert` copies all of it",
+                printable(name),
+                bytes - disk.capacity()
+            );
+        }
         let (here, stream) = ServedHere::start(disk)?;
         let kind = kind(source);
         Ok(Self { kind, path: name.into(), stream, here: Some(here), allocation })
