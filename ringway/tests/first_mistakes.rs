@@ -1,6 +1,7 @@
 //! What somebody does who comes from other programs, or does for the first time.
 
 use crate::common::{Daemon, copies, copy, folder, names, ringway, run, says, text};
+use serde_json::Value;
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileExt, MetadataExt};
@@ -205,6 +206,21 @@ fn f31_an_export_whose_size_is_no_multiple_of_512_is_served_in_whole_blocks() {
     // A copy would lack the end without a word.
     says(dir, &["copy", "nbd:unix:n.sock", "c"], 1, &["the last 164", "would not be copied"]);
     assert!(!dir.join("c").exists());
+}
+
+#[test]
+fn the_block_size_that_is_asked_for_is_told_to_nbd_clients() {
+    let dir = folder();
+    let dir = dir.path();
+    for (more, block) in [(&[][..], 512), (&["--block-size", "4096"], 4096)] {
+        let mut command = ringway();
+        command.args(["nbd", "disk.img", "--listen", "unix:n.sock"]).args(more).current_dir(dir);
+        let daemon = Daemon::start(command);
+        let info = says(dir, &["info", "--json", "nbd:unix:n.sock"], 0, &[]);
+        let info: Value = serde_json::from_str(&info).unwrap();
+        assert_eq!(info["nbd"]["min_block"], block, "{info}");
+        daemon.stop();
+    }
 }
 
 #[test]

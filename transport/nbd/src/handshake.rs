@@ -8,6 +8,7 @@
 //!     nameless: true,
 //!     description: String::new(),
 //!     bytes: 1 << 20,
+//!     min_block: 512,
 //!     preferred_block: 4096,
 //!     read_only: false,
 //!     trims: true,

@@ -14,6 +14,8 @@ pub struct Offer {
     pub description: String,
     /// Its size in bytes.
     pub bytes: u64,
+    /// Offsets and lengths should be multiples of this, in bytes, a power of two.
+    pub min_block: u32,
     /// The block size that it likes best, in bytes, a power of two.
     pub preferred_block: u32,
     /// It refuses what changes it.
@@ -31,6 +33,7 @@ impl Offer {
             nameless: false,
             description: description.to_owned(),
             bytes: geometry.capacity,
+            min_block: geometry.logical_block.max(BLOCK_MIN),
             preferred_block: preferred_block(geometry),
             read_only: geometry.read_only,
             trims: geometry.discard && !geometry.read_only,
@@ -89,6 +92,7 @@ mod tests {
         {
             let shape = Geometry { physical_block: physical, ..geometry() };
             assert_eq!(Offer::new("", "", &shape).preferred_block, preferred);
+            assert_eq!(Offer::new("", "", &shape).min_block, 512);
         }
     }
 }

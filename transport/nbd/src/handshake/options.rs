@@ -3,8 +3,7 @@
 use super::{Handshake, HandshakeError, Negotiated, Next, Replies, TlsRule, u32_at};
 use crate::offer::Offer;
 use crate::protocol::{
-    BASE_ALLOCATION, BASE_ALLOCATION_ID, BLOCK_MIN, OPTION_REPLY_MAGIC, PAYLOAD_MAX, answer, info,
-    option,
+    BASE_ALLOCATION, BASE_ALLOCATION_ID, OPTION_REPLY_MAGIC, PAYLOAD_MAX, answer, info, option,
 };
 
 /// The data of an option that does not say what it should.
@@ -180,7 +179,7 @@ impl Handshake<'_> {
         if wants_description && !offer.description.is_empty() {
             tell(info::DESCRIPTION, [offer.description.as_bytes(), &[], &[]]);
         }
-        let blocks = [BLOCK_MIN, offer.preferred_block, PAYLOAD_MAX].map(u32::to_be_bytes);
+        let blocks = [offer.min_block, offer.preferred_block, PAYLOAD_MAX].map(u32::to_be_bytes);
         tell(info::BLOCK_SIZE, [&blocks[0], &blocks[1], &blocks[2]]);
         reply(out, option, answer::ACK, &[]);
         Ok(Some(at))

@@ -9,6 +9,7 @@ fn offers() -> Vec<Offer> {
         nameless: true,
         description: "the first".into(),
         bytes: 1 << 30,
+        min_block: 512,
         preferred_block: 4096,
         read_only: false,
         trims: true,
