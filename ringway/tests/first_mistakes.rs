@@ -224,6 +224,17 @@ fn the_block_size_that_is_asked_for_is_told_to_nbd_clients() {
 }
 
 #[test]
+fn a_disk_that_is_no_whole_number_of_blocks_is_resized_not_truncated() {
+    let dir = tempfile::tempdir().unwrap();
+    says(dir.path(), &["create", "a.qcow2", "--size", "1000448"], 0, &[]);
+    let serve = ["serve", "a.qcow2", "--format", "qcow2", "--socket", "s", "--block-size", "4096"];
+    let said = says(dir.path(), &serve, 1, &["`ringway resize a.qcow2 1003520`"]);
+    assert!(!said.contains("truncate"), "{said}");
+    says(dir.path(), &["resize", "a.qcow2", "1003520"], 0, &[]);
+    Daemon::serve(dir.path(), &serve[1..]).stop();
+}
+
+#[test]
 fn whoever_waits_for_an_image_in_use_is_told_so_and_a_full_disk_is_named() {
     let dir = folder();
     let daemon = Daemon::serve(dir.path(), &["disk.img", "--socket", "s"]);

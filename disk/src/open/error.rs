@@ -68,6 +68,20 @@ pub enum OpenError {
         /// What it should be a multiple of.
         unit: u32,
     },
+    /// The size of the disk that an image holds is no whole number of blocks.
+    #[error(
+        "{path}: its disk has {bytes} bytes, which is no multiple of {unit}. `ringway resize {path} {}` makes it \
+         one, or serve it without --block-size",
+        bytes.next_multiple_of(u64::from(*unit))
+    )]
+    NotWholeDisk {
+        /// The image.
+        path: PathBuf,
+        /// Bytes of its disk.
+        bytes: u64,
+        /// What it should be a multiple of.
+        unit: u32,
+    },
     /// Nothing to serve.
     #[error("{0}: it is empty. Give it a size first, for example `truncate -s 10G {0}`")]
     Empty(PathBuf),

@@ -163,7 +163,7 @@ fn check_whole(path: &Path, bytes: u64, unit: u32) -> Result<(), OpenError> {
     match bytes {
         0 => Err(OpenError::Empty(path.into())),
         _ if bytes % u64::from(unit) == 0 => Ok(()),
-        _ => Err(OpenError::NotWhole { path: path.into(), bytes, unit }),
+        _ => Err(OpenError::NotWholeDisk { path: path.into(), bytes, unit }),
     }
 }
 
