@@ -235,6 +235,18 @@ fn a_disk_that_is_no_whole_number_of_blocks_is_resized_not_truncated() {
 }
 
 #[test]
+fn a_clone_that_is_smaller_than_its_base_is_made_with_a_warning() {
+    let dir = folder();
+    let dir = dir.path();
+    let words = "cannot be read through it";
+    says(dir, &["create", "a.qcow2", "-b", "disk.img", "--size", "512K"], 0, &[words]);
+    let args = ["b.qcow2", "--base", "disk.img", "--size", "512K", "--socket", "s"];
+    let daemon = Daemon::serve(dir, &args);
+    assert!(daemon.log().contains(words), "{}", daemon.log());
+    daemon.stop();
+}
+
+#[test]
 fn whoever_waits_for_an_image_in_use_is_told_so_and_a_full_disk_is_named() {
     let dir = folder();
     let daemon = Daemon::serve(dir.path(), &["disk.img", "--socket", "s"]);

@@ -26,6 +26,14 @@ pub(super) fn make_clone(
         })?;
     let name = backing.name_in(&folder).map_err(base)?;
     let virtual_size = size.unwrap_or_else(|| backing.virtual_size.next_multiple_of(512));
+    if virtual_size < backing.virtual_size {
+        tracing::warn!(
+            "{}: it is made with {virtual_size} bytes (--size), and what it is based on has {}: what lies beyond \
+             cannot be read through it",
+            path.display(),
+            backing.virtual_size
+        );
+    }
     let new = NewImage {
         virtual_size,
         cluster_bits: CLUSTER_BITS_DEFAULT,
