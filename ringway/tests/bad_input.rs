@@ -437,7 +437,7 @@ fn seconds_and_limits_that_are_none() {
     for (option, word, what) in [
         ("--hold-timeout", "0", "it must be at least 1; leave it out for ever"),
         ("--lock-wait", "x", "'x' is not a time in whole seconds: give 30 or 30s"),
-        ("--iops", "10K", "'10K' has a unit: here write the whole number"),
+        ("--iops", "10T", "'10T' is neither a number of requests (500, 10k, 1M), nor none"),
         ("--iops", "99999999999999999999", "is too large"),
     ] {
         let args = ["disk.img", "--socket", "s", option, word];

@@ -30,15 +30,23 @@ impl FromStr for Amount {
         if word == "none" {
             return Ok(Self(None));
         }
-        match word.parse::<u64>() {
-            Ok(number) => Ok(Self(Some(number))),
+        let unit = word.chars().last().and_then(|unit| match unit.to_ascii_lowercase() {
+            'k' => Some(1_000),
+            'm' => Some(1_000_000),
+            _ => None,
+        });
+        let digits = unit.map_or(word, |_| &word[..word.len() - 1]);
+        match digits.parse::<u64>() {
+            Ok(number) => {
+                let number = number.checked_mul(unit.unwrap_or(1));
+                number.map(|number| Self(Some(number))).ok_or(format!("'{word}' is too large"))
+            }
             Err(error) if *error.kind() == IntErrorKind::PosOverflow => {
                 Err(format!("'{word}' is too large"))
             }
-            Err(_) if word.parse::<Size>().is_ok() => {
-                Err(format!("'{word}' has a unit: here write the whole number"))
+            Err(_) => {
+                Err(format!("'{word}' is neither a number of requests (500, 10k, 1M), nor none"))
             }
-            Err(_) => Err(format!("'{word}' is neither a number nor none")),
         }
     }
 }
@@ -128,7 +136,7 @@ macro_rules! schema_of {
 }
 
 #[cfg(feature = "schema")]
-schema_of!(Amount, "A number, or none: no limit.");
+schema_of!(Amount, "A number, with k or M (thousands and millions) if need be, or none: no limit.");
 #[cfg(feature = "schema")]
 schema_of!(Length, "Whole seconds, or a time such as \"30s\", \"2m\" or \"1h\"; or none.");
 #[cfg(feature = "schema")]
@@ -372,6 +380,7 @@ mod tests {
         let after = change.or(&before);
         assert_eq!(limit_words(&after.numbers()), "iops 600, bps 4 KiB");
         assert!(after.rates().is_ok());
+        assert_eq!(limit_words(&args("iops = \"10k\"").unwrap().numbers()), "iops 10000");
         let error = args("iops = 2000\n").unwrap().or(&before).rates().unwrap_err();
         assert!(error.contains("iops-max = 1000 is below iops = 2000"), "{error}");
     }
@@ -380,8 +389,9 @@ mod tests {
     fn what_is_no_amount_is_refused() {
         for (text, what) in [
             ("iops = -1", "-1 is negative"),
-            ("iops = \"many\"", "'many' is neither a number nor none"),
-            ("iops = \"10K\"", "'10K' has a unit: here write the whole number"),
+            ("iops = \"many\"", "'many' is neither a number of requests (500, 10k, 1M), nor none"),
+            ("iops = \"10G\"", "'10G' is neither a number of requests"),
+            ("iops = \"99999999999999999M\"", "is too large"),
             ("iops = \"99999999999999999999\"", "is too large"),
             ("iops-max-length = \"1.5\"", "'1.5' is not a time in whole seconds"),
             ("bps = \"10X\"", "'10X' is not a size"),
