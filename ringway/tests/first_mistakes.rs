@@ -262,3 +262,33 @@ fn whoever_waits_for_an_image_in_use_is_told_so_and_a_full_disk_is_named() {
         assert!(text(&output.stderr).contains(to), "{}", text(&output.stderr));
     }
 }
+
+#[test]
+fn numbers_of_requests_take_units_and_bytes_that_are_durable_are_counted_for_qcow2() {
+    let dir = folder();
+    let dir = dir.path();
+    says(dir, &["create", "a.qcow2", "--size", "16M"], 0, &[]);
+    let args = ["a.qcow2", "--format", "qcow2", "--socket", "s", "--control", "c", "--iops", "10k"];
+    let daemon = Daemon::serve(dir, &[&args[..], &["--cache", "writethrough"]].concat());
+    let limits = says(dir, &["ctl", "--control", "c", "list", "--json"], 0, &[]);
+    assert!(limits.contains("10000"), "{limits}");
+    says(dir, &["io", "vhost-user:s", "-c", "write 0 1M", "-c", "write 0 1M"], 0, &[]);
+    let stats = says(dir, &["ctl", "--control", "c", "stats", "--json"], 0, &[]);
+    let stats: Value = serde_json::from_str(&stats).unwrap();
+    let mut all = Vec::new();
+    numbers(&stats, "durable_bytes", &mut all);
+    assert_eq!(all.iter().max(), Some(&(2 << 20)), "{stats}");
+    daemon.stop();
+}
+
+/// What is called `name` anywhere in it.
+fn numbers(value: &Value, name: &str, found: &mut Vec<u64>) {
+    match value {
+        Value::Object(fields) => {
+            found.extend(fields.get(name).and_then(Value::as_u64));
+            fields.values().for_each(|value| numbers(value, name, found));
+        }
+        Value::Array(values) => values.iter().for_each(|value| numbers(value, name, found)),
+        _ => {}
+    }
+}

@@ -108,6 +108,9 @@ impl SlowPath {
         let slot = d.slots.get(tag);
         let image = d.issuer.image.is_some() && slot.request.op.changes_disk();
         if d.issuer.durable_writes && (slot.stage == Stage::Erase || image) {
+            if slot.request.op == Op::Write {
+                d.issuer.durable_bytes += slot.request.range.len();
+            }
             self.sync(d, tag);
             return None;
         }
