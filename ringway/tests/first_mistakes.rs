@@ -264,6 +264,20 @@ fn whoever_waits_for_an_image_in_use_is_told_so_and_a_full_disk_is_named() {
 }
 
 #[test]
+fn metrics_for_other_hosts_need_a_word() {
+    let dir = folder();
+    let serve = ["serve", "disk.img", "--socket", "s", "--metrics", "0.0.0.0:0"];
+    says(dir.path(), &serve, 1, &["--metrics 0.0.0.0:0: ", "add --metrics-remote"]);
+    Daemon::serve(dir.path(), &[&serve[1..], &["--metrics-remote"]].concat()).stop();
+    let toml = "metrics = '0.0.0.0:0'\n[[disk]]\nimage = 'disk.img'\nsocket = 's'\n";
+    std::fs::write(dir.path().join("d.toml"), toml).unwrap();
+    let what = ["line 1: metrics 0.0.0.0:0: ", "metrics-remote = true"];
+    says(dir.path(), &["serve", "--config", "d.toml"], 1, &what);
+    std::fs::write(dir.path().join("d.toml"), format!("metrics-remote = true\n{toml}")).unwrap();
+    Daemon::serve(dir.path(), &["--config", "d.toml"]).stop();
+}
+
+#[test]
 fn numbers_of_requests_take_units_and_bytes_that_are_durable_are_counted_for_qcow2() {
     let dir = folder();
     let dir = dir.path();

@@ -19,7 +19,7 @@ use super::watchdog::{self, Watchdog};
 use crate::dying;
 use crate::sandbox::{self, Account, Guests};
 use crate::signals::Signals;
-use anyhow::{Context, anyhow};
+use anyhow::{Context, anyhow, ensure};
 use ringway_control::config::{CpuList, DaemonArgs, NbdPlace, Origins, Place, Plan, XenPlan};
 use ringway_control::log::LogArgs;
 use ringway_control::protocol::{DiskFacts, Happened};
@@ -71,8 +71,15 @@ impl Outside {
             .map(|path| listen(path, host).with_context(|| origins.name("control")));
         let metrics = options.metrics.as_ref();
         let metrics = metrics.map(|at| {
-            Metrics::listen(at, &options.metrics_name, host)
-                .with_context(|| format!("{} {at}", origins.name("metrics")))
+            let listen = || {
+                ensure!(
+                    !at.is_public() || options.metrics_remote,
+                    "other hosts could read the metrics there, and nobody is asked who it is. Listen at \
+                     127.0.0.1 or at a Unix socket, or add --metrics-remote (metrics-remote = true) if that is meant"
+                );
+                Metrics::listen(at, &options.metrics_name, host)
+            };
+            listen().with_context(|| format!("{} {at}", origins.name("metrics")))
         });
         Ok(Self { control: control.transpose()?, metrics: metrics.transpose()? })
     }

@@ -28,6 +28,8 @@ struct File {
     metrics: Option<MetricsAt>,
     #[serde(default)]
     metrics_name: Vec<String>,
+    #[serde(default)]
+    metrics_remote: bool,
     sandbox: Option<Sandbox>,
     user: Option<String>,
     #[serde(default)]
@@ -110,6 +112,7 @@ pub fn parse(text: &str, path: &Path, locate: impl Fn(&Path) -> Location) -> Res
         control: file.control.map(|control| folder.join(control)),
         metrics: file.metrics.map(|metrics| metrics.within(folder)),
         metrics_name: file.metrics_name,
+        metrics_remote: file.metrics_remote,
         sandbox: file.sandbox,
         user: file.user,
         state_dir: file.state_dir.map(|dir| folder.join(dir)),

@@ -47,9 +47,12 @@ pub struct DaemonArgs {
     #[arg(long, value_name = "PATH", help_heading = "Control")]
     pub control: Option<PathBuf>,
     /// Tell metrics here, to Prometheus and others who collect them: a port of this host alone such as
-    /// 127.0.0.1:9099, or unix:PATH. At other addresses whoever reaches them can read the metrics.
+    /// 127.0.0.1:9099, or unix:PATH.
     #[arg(long, value_name = "ADDRESS", help_heading = "Control")]
     pub metrics: Option<MetricsAt>,
+    /// Let other hosts read the metrics, with an address that they reach. Nobody is asked who it is.
+    #[arg(long, help_heading = "Control")]
+    pub metrics_remote: bool,
     /// A name under which others reach the port of --metrics, besides addresses and localhost: requests
     /// for any other are refused, as a foreign web page could make a browser send them. May be given
     /// several times.
@@ -129,6 +132,7 @@ impl DaemonArgs {
             iopoll: self.iopoll || other.iopoll,
             control: self.control.or_else(|| other.control.clone()),
             metrics: self.metrics.or_else(|| other.metrics.clone()),
+            metrics_remote: self.metrics_remote || other.metrics_remote,
             metrics_name: match self.metrics_name.is_empty() {
                 true => other.metrics_name.clone(),
                 false => self.metrics_name,
