@@ -278,6 +278,30 @@ fn metrics_for_other_hosts_need_a_word() {
 }
 
 #[test]
+fn a_start_that_would_run_out_of_descriptors_says_the_limit_first() {
+    let dir = folder();
+    let disk = |number: usize| {
+        std::fs::copy(dir.path().join("disk.img"), dir.path().join(format!("{number}.img")))
+            .unwrap();
+        format!("[[disk]]\nimage = '{number}.img'\nsocket = '{number}.sock'\nqueues = 1\n")
+    };
+    let toml: String = (0..20).map(disk).collect();
+    std::fs::write(dir.path().join("d.toml"), toml).unwrap();
+    let mut limited = Command::new("sh");
+    limited.args(["-c", "ulimit -n 64; exec \"$0\" serve --config d.toml"]);
+    limited.arg(ringway().get_program()).current_dir(dir.path());
+    let output = run(limited);
+    let said = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    for word in
+        ["may have 64 open files, and 20 disks take 96", "4 each, and 2 more", "LimitNOFILE="]
+    {
+        assert!(said.contains(word), "{said}");
+    }
+    assert_eq!(said.lines().count(), 1, "before the first disk is opened: {said}");
+}
+
+#[test]
 fn numbers_of_requests_take_units_and_bytes_that_are_durable_are_counted_for_qcow2() {
     let dir = folder();
     let dir = dir.path();

@@ -4,12 +4,14 @@ use crate::attach::QemuVersion;
 use crate::configured::Configured;
 use crate::signals::Signals;
 use crate::{activation, daemon, endpoint, isolate, ready, sandbox};
+use anyhow::bail;
 use clap::error::ErrorKind;
 use clap::{Args, Command, Id};
 use ringway_control::config::{
     self, DaemonArgs, DiskArgs, EachDisk, NbdSecurity, Place, Plan, SocketRule, XenArgs, XenPlan,
 };
 use ringway_control::log::LogArgs;
+use ringway_disk::Source;
 use ringway_terminal::logging;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use std::cell::RefCell;
@@ -184,6 +186,7 @@ pub(crate) fn start(
     logging::serve_guests();
     logging::tell_panics();
     raise_open_files();
+    check_open_files(&plan)?;
     #[cfg(any(feature = "kill-points", debug_assertions))]
     if ringway_core::kill_points::arm() {
         tracing::warn!("this daemon will kill itself, as a test wants it to");
@@ -208,6 +211,32 @@ fn raise_open_files() {
     if let Err(error) = raised {
         tracing::debug!("the limit of open files stays at {:?}: {error}", limit.current);
     }
+}
+
+/// Refuses more disks than this process has descriptors for, before the first one is opened. How many disks of other
+/// kinds, or with processes of their own, need is found out when they are opened.
+fn check_open_files(plan: &Plan) -> anyhow::Result<()> {
+    /// Of the daemon itself, at least.
+    const DAEMON: u64 = 16;
+    /// Of a disk that nobody uses: its file, its state, its socket, what wakes its thread.
+    const DISK: u64 = 4;
+    /// Of a guest's queue: what it rings, and what rings it.
+    const QUEUE: u64 = 2;
+    let Some(limit) = getrlimit(Resource::Nofile).current else { return Ok(()) };
+    let files = || plan.disks.iter().filter(|disk| matches!(disk.source, Source::Path(_)));
+    let least = DAEMON + DISK * files().count() as u64;
+    if plan.isolates() || least <= limit {
+        return Ok(());
+    }
+    let queues: u64 = files().map(|disk| u64::from(disk.queues)).sum();
+    // With room for connections and the memory of guests.
+    let enough = (2 * (least + QUEUE * queues)).next_power_of_two();
+    bail!(
+        "this process may have {limit} open files, and {} disks take {least} before the first guest connects: {DISK} \
+         each, and {QUEUE} more for each queue that a guest uses. Raise the limit: LimitNOFILE={enough} in the \
+         unit, or `ulimit -n {enough}` in the shell that starts it",
+        files().count()
+    )
 }
 
 /// The plan of a command line without a file.
