@@ -48,7 +48,10 @@ pub(super) fn permission(path: &Path, read_only: bool) -> OpenError {
     OpenError::Permission {
         path: path.into(),
         mode: if read_only { "reading" } else { "reading and writing" },
-        hint: if read_only {
+        hint: if rustix::process::geteuid().is_root() {
+            "This is root: its file system is read-only, or a cgroup or a capability that was taken away forbids \
+             it. Of a systemd unit see DeviceAllow=, ReadWritePaths= and CapabilityBoundingSet="
+        } else if read_only {
             "Run as a user who may read it"
         } else {
             "Run as a user who may write it, or use `serve --read-only`"
