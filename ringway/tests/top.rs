@@ -97,7 +97,7 @@ fn a_daemon_under_load_is_told_in_figures() {
 }
 
 #[test]
-fn a_disk_without_a_front_end_stands_alone_and_a_paused_one_is_said_to_be() {
+fn a_disk_without_a_front_end_is_said_to_be_serving_and_a_paused_one_paused() {
     let dir = folder();
     let _daemon = serve(dir.path());
     let state = || {
@@ -107,7 +107,7 @@ fn a_disk_without_a_front_end_stands_alone_and_a_paused_one_is_said_to_be() {
         let line = line.unwrap_or_else(|| panic!("{said}"));
         line.split_whitespace().nth(2).map(str::to_owned)
     };
-    assert_eq!(state().as_deref(), Some("alone"));
+    assert_eq!(state().as_deref(), Some("serving"));
     let mut command = ringway();
     command.args(["ctl", "--control", "ctl", "pause", "disk.img"]).current_dir(dir.path());
     assert!(run(command).status.success());

@@ -128,7 +128,6 @@ pub(super) fn state(disk: &DiskFigures) -> &'static str {
         (State::Serving, true) if disk.overdue > 0 => "overdue",
         (State::Serving, true) if is_throttled(disk) => "at limit",
         (State::Serving, true) => "connected",
-        (State::Serving, false) => "alone",
         (state, _) => state.word(),
     }
 }

@@ -33,7 +33,7 @@ syscalls/IO   system calls of the engine for each request
 calls/s       notifications sent to the guest
 working       part of a worker's time spent on requests
 spinning      part of it spent on looking for more; asleep: neither
-alone         no front-end is connected; paused: by ctl pause
+serving       no front-end is connected; paused: by ctl pause
 held          failed requests wait, as the details say
 overdue       requests have been under way for too long
 at limit      requests wait for a limit, which is in no latency
@@ -179,7 +179,7 @@ fn tone(disk: &DiskFigures) -> Style {
     match columns::state(disk) {
         "stuck" | "overdue" | "held" => Style::new().fg(Color::Red).bold(),
         "paused" | "unlocked" | "leaving" | "at limit" => Style::new().fg(Color::Yellow),
-        "alone" => Style::new().fg(Color::DarkGray),
+        "serving" => Style::new().fg(Color::DarkGray),
         _ => Style::new(),
     }
 }

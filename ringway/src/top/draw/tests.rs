@@ -67,7 +67,7 @@ fn a_disk_has_a_line_and_its_details() {
     assert!(disk.contains(figures), "{disk}");
     assert!(disk.contains('█'), "the present is the highest of the past: {disk}");
     let idle = line(&mut app, "▸ 1 /srv/vm2.img").join(" ");
-    assert!(idle.contains("alone auto: bio 0 0.0 0.0 - - - 0 - - - - 0"), "{idle}");
+    assert!(idle.contains("serving auto: bio 0 0.0 0.0 - - - 0 - - - - 0"), "{idle}");
     let all = text(&mut app, 200, 30);
     for what in [
         "/srv/vm1.img  10 GiB  at /run/vm1.sock",

@@ -138,7 +138,7 @@ function age(seconds) {
 const sum = (values) => values.reduce((a, b) => a + (b ?? 0), 0);
 const mbOf = (disk) => (disk.iops === null ? null : disk.read_mb_s + disk.write_mb_s);
 const isBad = (disk) => disk.overdue > 0 || disk.errors_s > 0 || ["stuck", "restarting", "held"].includes(disk.state);
-const MARKS = { connected: "●", "at limit": "◐", alone: "○", paused: "❚", unlocked: "◇", leaving: "◁" };
+const MARKS = { connected: "●", "at limit": "◐", serving: "○", paused: "❚", unlocked: "◇", leaving: "◁" };
 
 /* --- the list of disks */
 
