@@ -22,6 +22,10 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 
+/// CPU time that was not to be had, in percent of all CPUs, above which a round says more of others than of its
+/// targets.
+const DISTURBED: f64 = 5.0;
+
 /// Carries out `ringway bench`. Options that do not go together end the process as wrong ones of
 /// `command` do.
 ///
@@ -81,7 +85,9 @@ fn measure_and_tell(
         .check(targets.iter().filter_map(|target| target.source()))
         .map_err(Error::msg)?;
     let bar = Bar::new(&load, rounds, targets.len(), log);
-    for round in 0..usize::from(rounds) {
+    // At most as many rounds are dropped as were asked for: on a host that is always busy it ends, too.
+    let (mut spare, mut round) = (if rounds > 1 { rounds } else { 0 }, 0);
+    while round < usize::from(rounds) {
         // There and back, so that a drift favours nobody.
         let mut order: Vec<usize> = (0..targets.len()).collect();
         if round % 2 == 1 {
@@ -94,11 +100,32 @@ fn measure_and_tell(
             let target = targets[at];
             bar.begin(target, round);
             let (facts, outcome) = one(target, &load, &args.access, signal, &bar)?;
+            if outcome.done() == 0 && signal.load(Relaxed) == 0 {
+                bail!("{target}: no request was completed in the time that was measured");
+            }
             all[at].facts = facts;
             all[at].rounds.push(outcome);
         }
+        let last = all.iter().filter_map(|measured| measured.rounds.get(round));
+        let is_disturbed = last.clone().any(|outcome| outcome.host.disturbance() > DISTURBED);
+        if is_disturbed && spare > 0 && signal.load(Relaxed) == 0 {
+            spare -= 1;
+            all.iter_mut().for_each(|measured| measured.rounds.truncate(round));
+        } else {
+            round += 1;
+        }
     }
     bar.end();
+    if all.iter().flat_map(|measured| &measured.rounds).any(|round| round.done() == 0) {
+        // A signal came first: there is nothing to say.
+        return Ok(());
+    }
+    let dropped = if rounds > 1 { rounds - spare } else { 0 };
+    if dropped > 0 {
+        tracing::warn!(
+            "{dropped} rounds were dropped, and measured again: others had more than {DISTURBED} % of the CPUs"
+        );
+    }
     if show.json {
         let json = summary::json(&load, &all);
         output::print(&(serde_json::to_string_pretty(&json)? + "\n"))?;
@@ -112,13 +139,7 @@ fn measure_and_tell(
             output::print(&format!("report: {}\n", path.display()))?;
         }
     }
-    let nothing = |measured: &&Measured| measured.rounds.iter().any(|round| round.done() == 0);
-    match all.iter().find(nothing) {
-        Some(nothing) if signal.load(Relaxed) == 0 => {
-            bail!("{}: no request was completed in the time that was measured", nothing.name)
-        }
-        _ => Ok(()),
-    }
+    Ok(())
 }
 
 /// Opens a target, measures it, closes it.

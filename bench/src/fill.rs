@@ -11,15 +11,12 @@ use std::io::Write;
 /// # Errors
 /// What the host says.
 pub fn fill(mut file: &File, bytes: u64) -> Result<()> {
-    let mut state = 0x9e37_79b9_7f4a_7c15_u64;
-    // Nothing that a clever disk could compress or find twice.
+    let mut random = fastrand::Rng::with_seed(1);
     let mut piece = vec![0u8; 1 << 20];
     let mut left = bytes;
     while left > 0 {
-        for word in piece.chunks_exact_mut(64) {
-            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-            word[..8].copy_from_slice(&state.to_ne_bytes());
-        }
+        // Nothing that a clever disk could compress or find twice.
+        random.fill(&mut piece);
         let part = usize::try_from(left).map_or(piece.len(), |left| left.min(piece.len()));
         file.write_all(&piece[..part])?;
         left -= part as u64;

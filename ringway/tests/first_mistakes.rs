@@ -330,3 +330,17 @@ fn numbers(value: &Value, name: &str, found: &mut Vec<u64>) {
         _ => {}
     }
 }
+
+#[test]
+fn what_bench_fills_a_file_with_cannot_be_compressed() {
+    let dir = tempfile::tempdir().unwrap();
+    let bench = ["bench", "b.img", "--size", "4M", "--runtime", "50ms"];
+    says(dir.path(), &bench, 0, &["IOPS"]);
+    let output = copy(dir.path(), &["--json", "--compress=zstd", "b.img", "b.qcow2"]);
+    let summary: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert!(summary["file_bytes"].as_u64() >= Some(4 << 20), "{summary}");
+    // Nor are there figures of nothing.
+    let nothing = ["bench", "null:1G,latency=2000000us", "--runtime", "50ms"];
+    let said = says(dir.path(), &nothing, 1, &["no request was completed"]);
+    assert!(!said.contains("IOPS"), "{said}");
+}
