@@ -27,6 +27,29 @@ Examples:
 
 Exit status: 0 done, 1 failed, 2 wrong usage.";
 
+/// What bash gets besides: a command of `ctl` that takes a disk is offered those of the daemon that --control or
+/// RINGWAY_CONTROL names.
+const DISKS_IN_BASH: &str = r#"
+_ringway_and_disks() {
+    _ringway "$@"
+    local at word in_ctl= takes_disk= control=$RINGWAY_CONTROL
+    for ((at = 1; at < COMP_CWORD; at++)); do
+        word=${COMP_WORDS[at]}
+        case $word in
+            --control) [[ ${COMP_WORDS[at + 1]} == = ]] && ((at++)); control=${COMP_WORDS[++at]} ;;
+            ctl) in_ctl=1 ;;
+            stats | remove | resize | limit | drain | retry | pause | resume | snapshot | flatten | commit)
+                takes_disk=$in_ctl ;;
+        esac
+    done
+    if [[ $takes_disk && $control && $2 != -* ]]; then
+        COMPREPLY=($(compgen -W "$(ringway ctl --control "$control" list --json 2>/dev/null |
+            sed -n 's/^ *"image": "\(.*\)",*$/\1/p')" -- "$2"))
+    fi
+}
+complete -F _ringway_and_disks -o bashdefault -o default ringway
+"#;
+
 /// The options of `ringway completions`.
 #[derive(Debug, Args)]
 #[command(after_help = SHELLS)]
@@ -55,7 +78,8 @@ pub(crate) fn completions(
 ) -> anyhow::Result<ExitCode> {
     let mut script = Vec::new();
     clap_complete::generate(args.shell, command, "ringway", &mut script);
-    ringway_terminal::output::print(&String::from_utf8(script)?)?;
+    let more = if args.shell == Shell::Bash { DISKS_IN_BASH } else { "" };
+    ringway_terminal::output::print(&(String::from_utf8(script)? + more))?;
     Ok(ExitCode::SUCCESS)
 }
 

@@ -344,3 +344,34 @@ fn what_bench_fills_a_file_with_cannot_be_compressed() {
     let said = says(dir.path(), &nothing, 1, &["no request was completed"]);
     assert!(!said.contains("IOPS"), "{said}");
 }
+
+#[test]
+fn bash_completes_the_disks_of_a_daemon() {
+    let dir = folder();
+    let dir = dir.path();
+    std::fs::copy(dir.join("disk.img"), dir.join("vm7.img")).unwrap();
+    let toml = "control = 'c'\n[[disk]]\nimage = 'disk.img'\nsocket = 's'\n[[disk]]\nimage = 'vm7.img'\n\
+                socket = 't'\n";
+    std::fs::write(dir.join("d.toml"), toml).unwrap();
+    let daemon = Daemon::serve(dir, &["--config", "d.toml"]);
+    let script = says(dir, &["completions", "bash"], 0, &[]);
+    std::fs::write(dir.join("script"), script).unwrap();
+    for (words, offered) in [
+        ("ringway ctl --control c pause ''", "disk.img vm7.img"),
+        ("ringway ctl --control = c pause v", "vm7.img"),
+        ("ringway ctl --control c list ''", ""),
+    ] {
+        let line = format!(
+            "PATH=$1:$PATH; . ./script; COMP_WORDS=({words}); COMP_CWORD=$((${{#COMP_WORDS[@]}} - 1)); \
+             _ringway_and_disks ringway \"${{COMP_WORDS[COMP_CWORD]}}\" \"${{COMP_WORDS[COMP_CWORD - 1]}}\"; \
+             echo ${{COMPREPLY[@]}} | tr ' ' '\\n' | grep img | xargs"
+        );
+        let mut command = Command::new("bash");
+        let program = ringway();
+        let folder = Path::new(program.get_program()).parent().unwrap();
+        command.args(["-c", &line, "bash"]).arg(folder).current_dir(dir);
+        let output = run(command);
+        assert_eq!(text(&output.stdout).trim(), offered, "{words}: {}", text(&output.stderr));
+    }
+    daemon.stop();
+}
