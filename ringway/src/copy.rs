@@ -330,14 +330,14 @@ impl Copy {
             slots: args.in_flight.into(),
             chunk: self.chunk,
             unit: self.unit,
-        };
-        let journal = self.journal.as_mut();
             // A file takes no more space than its source has data, but for whole blocks of a file system. Elsewhere
             // few requests are worth more.
             edge: match &self.ends[DST] {
                 End::File(file) if file.regular => DIRECT,
                 _ => self.unit as u64,
             },
+        };
+        let journal = self.journal.as_mut();
         let mut watch = Watch { bar: bar(name, start, self.source.bytes, self.quiet), journal };
         let flow = Flow::new(engine(args.engine)?, &mut self.ends, &course)?;
         let result = flow.run(&mut watch, signal);

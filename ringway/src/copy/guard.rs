@@ -275,9 +275,6 @@ pub(super) fn journal_path(args: &CopyArgs) -> anyhow::Result<Option<PathBuf>> {
     Ok(Some(path.clone()))
 }
 
-/// As a journal says where a disk is, whether or not it is there.
-fn known_path(target: &Target) -> PathBuf {
-    let path = target.path();
 /// The journal of a copy to `to`: its name with something behind it, or a short one where that would be longer than
 /// names can be.
 fn journal_beside(to: &Path) -> PathBuf {
@@ -290,6 +287,9 @@ fn journal_beside(to: &Path) -> PathBuf {
     to.with_file_name(format!(".ringway-copy-{:016x}", fnv1a(name)))
 }
 
+/// As a journal says where a disk is, whether or not it is there.
+fn known_path(target: &Target) -> PathBuf {
+    let path = target.path();
     match target {
         Target::Path(_) => new_file::place(path).unwrap_or_else(|_| path.into()),
         Target::VhostUser(_) => std::path::absolute(path).unwrap_or_else(|_| path.into()),
