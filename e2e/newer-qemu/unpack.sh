@@ -1,10 +1,12 @@
 #!/usr/bin/env bash
-# QEMU of a newer Debian than this machine's, for what its users meet today: the packages are unpacked
-# below a folder, nothing is installed, and no root is needed.
+# QEMU and NBD tools of a newer Debian than this machine's, for what its users meet today: the packages are
+# unpacked below a folder, nothing is installed, and no root is needed.
 #
-#   unpack.sh DIR [SUITE]     DIR/bin has qemu-system-x86_64, qemu-img and qemu-io; SUITE: trixie
+#   unpack.sh DIR [SUITE]     DIR/bin has qemu-system-x86_64, qemu-img, qemu-io, nbdcopy, nbdinfo and nbdkit,
+#                             DIR/plugins those of nbdkit; SUITE: trixie
 #
-# It takes half a minute and 180 MB once; what is there already is taken as it is.
+# Of backports (trixie-backports) everything is theirs that they have. It takes half a minute and 180 MB
+# once; what is there already is taken as it is.
 set -euo pipefail
 dir=$(realpath -m "$1") suite=${2:-trixie}
 [ $# -le 2 ] || { printf 'usage: unpack.sh DIR [SUITE]\n' >&2; exit 2; }
@@ -12,14 +14,23 @@ mkdir -p "$(dirname "$dir")"
 # One at a time: a second caller finds the work done.
 exec 9>"$dir.lock"
 flock 9
-[ ! -x "$dir/bin/qemu-io" ] || exit 0
+[ ! -x "$dir/bin/nbdkit" ] || exit 0
 
 # Half of it, left by somebody who was killed.
 rm -rf "$dir" "$dir.new"
-mmdebstrap --quiet --variant=extract --include=qemu-system-x86,qemu-utils "$suite" "$dir.new" >&2
+stable=${suite%-backports}
+set -- "$stable" "$dir.new"
+if [ "$suite" != "$stable" ]; then
+    set -- --aptopt="APT::Default-Release \"$suite\"" "$@"
+    for of in "$stable" "$suite"; do
+        set -- "$@" "deb http://deb.debian.org/debian $of main"
+    done
+fi
+mmdebstrap --quiet --variant=extract --include=qemu-system-x86,qemu-utils,libnbd-bin,nbdkit "$@" >&2
 mkdir "$dir.new/bin"
+ln -s usr/lib/x86_64-linux-gnu/nbdkit/plugins "$dir.new/plugins"
 # Its own loader and libraries, since those of this machine are older; and its own modules and firmware.
-for program in qemu-system-x86_64 qemu-img qemu-io; do
+for program in qemu-system-x86_64 qemu-img qemu-io nbdcopy nbdinfo nbdkit; do
     firmware=
     [ $program != qemu-system-x86_64 ] || firmware="-L \"\$root/usr/share/qemu\" -L \"\$root/usr/share/seabios\""
     cat >"$dir.new/bin/$program" <<END

@@ -39,15 +39,28 @@ fn build_guest() -> Result<GuestFiles> {
     Ok(GuestFiles { kernel: out.join("vmlinuz"), initrd: out.join("initrd.cpio") })
 }
 
+/// A QEMU of Debian 13.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NewerQemu {
+    /// Its own: 10.0.
+    Stable,
+    /// That of its backports: 11.1 when this was written.
+    Backports,
+}
+
 /// The folder of a newer QEMU's programs, which `newer-qemu/unpack.sh` puts below the target directory the
 /// first time. Why there is none, if it cannot.
-pub fn newer_qemu() -> Result<&'static Path, Lack> {
-    static FOUND: OnceLock<Result<PathBuf, Lack>> = OnceLock::new();
-    let found = FOUND.get_or_init(|| {
+pub fn newer_qemu(which: NewerQemu) -> Result<&'static Path, Lack> {
+    static FOUND: [OnceLock<Result<PathBuf, Lack>>; 2] = [const { OnceLock::new() }; 2];
+    let found = FOUND[which as usize].get_or_init(|| {
         let lack = |why: String| Lack::new(Need::NewerQemu, why);
         let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("newer-qemu/unpack.sh");
-        let dir = target_dir().join("newer-qemu");
-        let output = Command::new(&script).arg(&dir).stdin(Stdio::null()).output();
+        let (name, suite) = match which {
+            NewerQemu::Stable => ("newer-qemu", "trixie"),
+            NewerQemu::Backports => ("newer-qemu-backports", "trixie-backports"),
+        };
+        let dir = target_dir().join(name);
+        let output = Command::new(&script).arg(&dir).arg(suite).stdin(Stdio::null()).output();
         let output = output.map_err(|error| lack(format!("{}: {error}", script.display())))?;
         if output.status.success() {
             return Ok(dir.join("bin"));

@@ -25,7 +25,7 @@
 //! - `RINGWAY_GUEST_CACHE`, `RINGWAY_GUEST_KERNEL`: see `guest/build.sh`.
 
 use crate::files;
-pub use crate::files::{GuestFiles, guest_files, newer_qemu, target_dir};
+pub use crate::files::{GuestFiles, NewerQemu, guest_files, newer_qemu, target_dir};
 use ringway_testkit::{Need, skip};
 use rustix::fs::{FlockOperation, flock};
 use std::collections::BTreeMap;

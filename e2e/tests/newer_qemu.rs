@@ -6,7 +6,8 @@
 
 use anyhow::{Context, Result, ensure};
 use ringway_e2e::guest::{
-    Daemon, Disk, Guest, Serve, newer_qemu, ringway_program, server_is_control, skip_reason,
+    Daemon, Disk, Guest, NewerQemu, Serve, newer_qemu, ringway_program, server_is_control,
+    skip_reason,
 };
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -38,13 +39,18 @@ impl Bench {
     }
 }
 
-/// Boots with the command line of the README, works, and goes on after each kill of the daemon.
-fn survives_kills(qemu: &Path, name: &str, packed: bool) -> Result<()> {
+/// Boots with the command line of the README, behind an IOMMU or not, works, and goes on after each kill of the
+/// daemon.
+fn survives_kills(programs: &Path, name: &str, packed: bool, iommu: bool) -> Result<()> {
+    let qemu = &programs.join("qemu-system-x86_64");
     let bench = Bench::new()?;
     let mut daemon = Some(bench.serve()?);
     let mut disk = Disk::new(bench.socket()).queues(QUEUES).reconnect();
     if packed {
         disk = disk.packed();
+    }
+    if iommu {
+        disk = disk.behind_iommu();
     }
     let limit = Duration::from_secs(300 + 20 * u64::from(KILLS));
     let guest = Guest::new("kill").name(name).qemu(qemu).disk(disk).limit(limit);
@@ -68,6 +74,7 @@ fn survives_kills(qemu: &Path, name: &str, packed: bool) -> Result<()> {
     })?;
     report.expect_ok();
     assert_eq!(report.info("vda.packed"), if packed { "1" } else { "0" });
+    assert_eq!(report.info("vda.features").chars().nth(33), Some(if iommu { '1' } else { '0' }));
     assert_eq!(killed, KILLS);
     let daemon = daemon.context("a daemon")?;
     said.push_str(&daemon.output());
@@ -75,22 +82,48 @@ fn survives_kills(qemu: &Path, name: &str, packed: bool) -> Result<()> {
     daemon.stop()
 }
 
-#[test]
-fn b35_a_guest_of_a_newer_qemu_boots_and_survives_kills_of_the_daemon() -> Result<()> {
-    if skip_reason().is_some() || server_is_control() {
-        return Ok(()); // QEMU's own server keeps no record of what is in flight.
-    }
-    match newer_qemu() {
-        Ok(programs) => {
-            let qemu = programs.join("qemu-system-x86_64");
-            survives_kills(&qemu, "newer-qemu", false)?;
-            survives_kills(&qemu, "newer-qemu-packed", true)
-        }
+/// Runs `test` with the programs of such a QEMU, if this machine can have them.
+fn with(which: NewerQemu, test: impl FnOnce(&Path) -> Result<()>) -> Result<()> {
+    match newer_qemu(which) {
+        Ok(programs) => test(programs),
         Err(lack) => {
             lack.skip();
             Ok(())
         }
     }
+}
+
+/// As [`with`], for guests.
+fn guest_of(which: NewerQemu, test: impl FnOnce(&Path) -> Result<()>) -> Result<()> {
+    if skip_reason().is_some() || server_is_control() {
+        return Ok(()); // QEMU's own server keeps no record of what is in flight.
+    }
+    with(which, test)
+}
+
+#[test]
+fn b35_a_guest_of_a_newer_qemu_boots_and_survives_kills_of_the_daemon() -> Result<()> {
+    guest_of(NewerQemu::Stable, |qemu| {
+        survives_kills(qemu, "newer-qemu", false, false)?;
+        survives_kills(qemu, "newer-qemu-packed", true, false)
+    })
+}
+
+/// Linux's rings of 1024 descriptors are scattered in its memory.
+#[test]
+fn a28_a_guest_of_a_newer_qemu_behind_an_iommu_survives_kills_of_the_daemon() -> Result<()> {
+    guest_of(NewerQemu::Stable, |qemu| {
+        survives_kills(qemu, "newer-qemu-iommu", false, true)?;
+        survives_kills(qemu, "newer-qemu-iommu-packed", true, true)
+    })
+}
+
+#[test]
+fn a_guest_of_the_newest_qemu_boots_and_survives_kills_of_the_daemon() -> Result<()> {
+    guest_of(NewerQemu::Backports, |qemu| {
+        survives_kills(qemu, "newest-qemu", false, false)?;
+        survives_kills(qemu, "newest-qemu-iommu-packed", true, true)
+    })
 }
 
 /// A daemon of this test, which ends with it.
@@ -106,32 +139,53 @@ impl Drop for Server {
 /// QEMU's NBD client sends writes with extended headers and without the flag that says so, since 8.2.
 #[test]
 fn tools_of_a_newer_qemu_write_over_nbd() -> Result<()> {
-    let programs = match newer_qemu() {
-        Ok(programs) => programs,
-        Err(lack) => {
-            lack.skip();
-            return Ok(());
-        }
-    };
-    let bench = Bench::new()?;
+    with(NewerQemu::Stable, tools_write_over_nbd)?;
+    with(NewerQemu::Backports, tools_write_over_nbd)
+}
+
+/// Starts `program` and waits until it listens at `socket`.
+fn start(program: &mut Command, socket: &Path) -> Result<Server> {
+    let server = Server(program.spawn()?);
+    let begun = Instant::now();
+    while !socket.exists() {
+        ensure!(begun.elapsed() < Duration::from_secs(60), "{program:?} does not listen");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    Ok(server)
+}
+
+/// `ringway nbd` with the bench's image, and where it is.
+fn nbd_server(bench: &Bench) -> Result<(Server, String)> {
     let socket = bench.dir.path().join("nbd.sock");
     let mut server = Command::new(ringway_program()?);
     server.arg("nbd").arg(&bench.image).arg("--listen");
-    let _server = Server(server.arg(format!("unix:{}", socket.display())).spawn()?);
-    let begun = Instant::now();
-    while !socket.exists() {
-        ensure!(begun.elapsed() < Duration::from_secs(60), "it does not listen");
-        std::thread::sleep(Duration::from_millis(5));
-    }
-    let export = format!("nbd+unix:///?socket={}", socket.display());
-    let run = |program: &str, args: &[&str]| -> Result<()> {
-        let output = Command::new(programs.join(program)).args(args).output()?;
-        let said = [&output.stdout[..], &output.stderr].concat();
-        let said = String::from_utf8_lossy(&said);
-        // qemu-io may fail a command and end with status 0.
-        ensure!(output.status.success() && !said.contains("failed"), "{program} {args:?}: {said}");
-        Ok(())
-    };
+    let server = start(server.arg(format!("unix:{}", socket.display())), &socket)?;
+    Ok((server, format!("nbd+unix:///?socket={}", socket.display())))
+}
+
+/// Runs it to the end: what it says.
+fn run(program: &Path, args: &[&str]) -> Result<String> {
+    let output = Command::new(program).args(args).output()?;
+    let said = [&output.stdout[..], &output.stderr].concat();
+    let said = String::from_utf8_lossy(&said).into_owned();
+    // qemu-io may fail a command and end with status 0.
+    ensure!(output.status.success() && !said.contains("failed"), "{program:?} {args:?}: {said}");
+    Ok(said)
+}
+
+/// A file of the size of a disk, with data in its first part.
+fn source(bench: &Bench, bytes: u64) -> Result<String> {
+    let source = bench.dir.path().join("source.img");
+    let content: Vec<u8> = (0..8u32 << 20).map(|at| (at / 512 % 251).to_le_bytes()[0]).collect();
+    std::fs::write(&source, content)?;
+    File::options().write(true).open(&source)?.set_len(bytes)?;
+    Ok(source.to_str().context("a name")?.to_owned())
+}
+
+fn tools_write_over_nbd(programs: &Path) -> Result<()> {
+    let bench = Bench::new()?;
+    let (_server, export) = nbd_server(&bench)?;
+    let run = |program: &str, args: &[&str]| run(&programs.join(program), args).map(drop);
     for cache in ["none", "writeback"] {
         let write = ["-f", "raw", "-t", cache, "-c", "write -P 90 1M 192k", "-c", "flush", &export];
         run("qemu-io", &write)?;
@@ -141,11 +195,39 @@ fn tools_of_a_newer_qemu_write_over_nbd() -> Result<()> {
         let read = ["-c", "read -P 0 1M 64k", "-c", "read -P 90 1088k 128k", &export];
         run("qemu-io", &[&["-f", "raw"][..], &read].concat())?;
     }
-    let source = bench.dir.path().join("source.img");
-    let content: Vec<u8> = (0..8u32 << 20).map(|at| (at / 512 % 251).to_le_bytes()[0]).collect();
-    std::fs::write(&source, content)?;
-    File::options().write(true).open(&source)?.set_len(256 << 20)?;
-    let source = source.to_str().context("a name")?;
-    run("qemu-img", &["convert", "-n", "-f", "raw", "-O", "raw", source, &export])?;
-    run("qemu-img", &["compare", "-f", "raw", "-F", "raw", source, &export])
+    let source = source(&bench, 256 << 20)?;
+    run("qemu-img", &["convert", "-n", "-f", "raw", "-O", "raw", &source, &export])?;
+    run("qemu-img", &["compare", "-f", "raw", "-F", "raw", &source, &export])
+}
+
+/// libnbd as a client of `ringway nbd`, nbdkit as a server of `ringway copy`.
+#[test]
+fn nbd_tools_of_a_newer_debian_copy_both_ways() -> Result<()> {
+    with(NewerQemu::Stable, |programs| {
+        let bench = Bench::new()?;
+        let source = source(&bench, 256 << 20)?;
+        let back = bench.dir.path().join("back.img");
+        let back = back.to_str().context("a name")?;
+        {
+            let (_server, export) = nbd_server(&bench)?;
+            let tool = |program: &str, args: &[&str]| run(&programs.join(program), args);
+            let size = tool("nbdinfo", &["--size", &export])?;
+            ensure!(size.trim() == (256u64 << 20).to_string(), "nbdinfo: {size}");
+            tool("nbdcopy", &["--flush", &source, &export])?;
+            tool("nbdinfo", &["--map", &export])?;
+            tool("nbdcopy", &[&export, back])?;
+        }
+        ensure!(std::fs::read(&source)? == std::fs::read(back)?, "what nbdcopy has copied");
+        std::fs::remove_file(back)?;
+        let socket = bench.dir.path().join("kit.sock");
+        let mut server = Command::new(programs.join("nbdkit"));
+        server.args(["-f", "-U"]).arg(&socket);
+        server.arg(programs.with_file_name("plugins").join("nbdkit-memory-plugin.so"));
+        let _server = start(server.arg("size=256M"), &socket)?;
+        let export = format!("nbd+unix:///?socket={}", socket.display());
+        run(&ringway_program()?, &["copy", "--force", &source, &export])?;
+        run(&ringway_program()?, &["copy", "--verify", &export, back])?;
+        ensure!(std::fs::read(&source)? == std::fs::read(back)?, "what nbdkit has kept");
+        Ok(())
+    })
 }
