@@ -285,6 +285,29 @@ impl Iommu {
         }
     }
 
+    /// Nobody can be asked: there is no translation of what is not known.
+    pub(super) fn deny_all(&mut self) {
+        self.unsent.iter_mut().for_each(VecDeque::clear);
+        let table = &self.table;
+        let unknown = |miss: &mut Miss| table.find_for(miss.page, miss.access).is_none();
+        for (wanted, denied) in self.wanted.iter_mut().zip(&mut self.denied) {
+            denied.extend(wanted.extract_if(.., unknown));
+        }
+    }
+
+    /// What is known of the pages that queue `at` waits for.
+    pub(super) fn known_of(&self, at: usize) -> Vec<Translation> {
+        let mut known: Vec<Translation> = Vec::new();
+        for miss in &self.wanted[at] {
+            if let Some(&range) = self.table.find_for(miss.page, miss.access)
+                && !known.contains(&range)
+            {
+                known.push(range);
+            }
+        }
+        known
+    }
+
     /// Queues that have an answer to all they wait for.
     pub(super) fn satisfied(&mut self) -> Vec<(usize, Answered)> {
         let mut found = Vec::new();
@@ -294,14 +317,8 @@ impl Iommu {
             if !waits || !wanted.iter().all(|miss| self.knows(miss)) {
                 continue;
             }
-            let mut learned: Vec<Translation> = Vec::new();
-            for miss in std::mem::take(&mut self.wanted[at]) {
-                if let Some(&range) = self.table.find(miss.page) {
-                    if !learned.contains(&range) {
-                        learned.push(range);
-                    }
-                }
-            }
+            let learned = self.known_of(at);
+            self.wanted[at].clear();
             found.push((at, Answered { learned, denied: std::mem::take(&mut self.denied[at]) }));
         }
         found

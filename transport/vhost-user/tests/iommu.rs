@@ -7,7 +7,7 @@ use ringway_export::Polling;
 use ringway_testkit::power_cut::{Faults, PowerCutEngine, SimulatedDisk, SimulatedSetup};
 use ringway_testkit::raw::{
     DATA, Desc, F_FLUSH, F_INDIRECT, F_PACKED, F_PROTOCOL, F_VERSION_1, GUEST_BASE, MEMORY,
-    RawClient, RawGuest, USER_DELTA, halves, request, words,
+    RawClient, RawGuest, USER_DELTA, halves, inflight_payload, request, words,
 };
 use ringway_testkit::rig::{Rig, RigOptions, image};
 use ringway_testkit::{Rng, pattern as sectors};
@@ -1234,4 +1234,98 @@ fn a22_after_a_reconnection_everything_is_asked_again() {
         drop(vm);
         rig.join_sessions();
     }
+}
+
+/// Nobody can be asked any more: what has its translations goes on, what misses one fails, and what is written is
+/// logged, the ring too.
+#[test]
+fn b44_a_lost_channel_fails_what_misses_a_translation_and_the_log_goes_on() {
+    const LOG_ALL: u64 = 1 << 26;
+    for (packed, is_asked) in [(false, false), (true, false), (false, true), (true, true)] {
+        let folder = tempfile::tempdir().unwrap();
+        let (options, _) = disk(&folder);
+        let mut rig = Rig::start(&options);
+        let mut vm = Vm::connect(&mut rig, packed, PROTOCOL | 1 << 1);
+        assert!(vm.guest.start_queue(0).unwrap());
+        vm.settle();
+        let pages = scattered(2);
+        vm.map(IOVA, &pages, 3);
+        let request = |vm: &mut Vm, data| {
+            vm.put(0, 0, IN, 0, (IOVA, pages[0]), (data, 512));
+            vm.guest.offer(0, 0);
+        };
+        request(&mut vm, IOVA + PAGE);
+        assert_eq!(vm.used(0), Some((0, 513)));
+        if is_asked {
+            request(&mut vm, IOVA + 7 * PAGE);
+            vm.asks();
+        }
+        vm.channel.shutdown(std::net::Shutdown::Both).unwrap();
+        if !is_asked {
+            request(&mut vm, IOVA + 7 * PAGE);
+        }
+        assert_eq!(vm.guest.next_used(0, SOON), Some((0, 1)), "packed: {packed}, {is_asked}");
+        assert_eq!(vm.status(pages[0]), IOERR);
+        let bytes = (GUEST_BASE + MEMORY) / PAGE / 8;
+        let log = memfd_create("log", MemfdFlags::CLOEXEC).unwrap();
+        ftruncate(&log, bytes).unwrap();
+        let (log, client) = (File::from(log), &vm.guest.client);
+        assert!(client.acked(request::SET_LOG_BASE, &words(&[bytes, 0]), &[log.as_fd()]).unwrap());
+        let features =
+            F_VERSION_1 | F_FLUSH | F_INDIRECT | F_ACCESS_PLATFORM | F_PROTOCOL | LOG_ALL;
+        let features = words(&[features | if packed { F_PACKED } else { 0 }]);
+        assert!(client.acked(request::SET_FEATURES, &features, &[]).unwrap());
+        let (desc, avail, used) = vm.guest.rings(0);
+        let mut address = halves(&[0, 1]);
+        address.extend(words(&[desc, used, avail, used].map(|at| at + USER_DELTA)));
+        assert!(client.acked(request::SET_VRING_ADDR, &address, &[]).unwrap());
+        request(&mut vm, IOVA + PAGE);
+        assert_eq!(vm.guest.next_used(0, SOON), Some((0, 513)));
+        let mut bits = vec![0; usize::try_from(bytes).unwrap()];
+        log.read_exact_at(&mut bits, 0).unwrap();
+        for page in [if packed { desc } else { used }, pages[0], pages[1]] {
+            let bit = bits[usize::try_from(page / PAGE / 8).unwrap()] >> (page / PAGE % 8) & 1;
+            assert_eq!(bit, 1, "packed: {packed}: {page:#x}");
+        }
+    }
+}
+
+/// A daemon was killed with a write in flight, and its successor misses a translation of it when the front-end stops
+/// the queue: nobody tells translations meanwhile, and the record stays behind.
+#[test]
+fn b45_what_a_predecessor_left_and_misses_translations_fails_before_its_queue_has_stopped() {
+    const SIZE: u16 = 64;
+    let folder = tempfile::tempdir().unwrap();
+    let (options, _) = disk(&folder);
+    let mut rig = Rig::start(&options);
+    let mut vm = Vm::connect(&mut rig, false, PROTOCOL | 1 << 12);
+    vm.guest.size = SIZE;
+    let record = memfd_create("record", MemfdFlags::CLOEXEC).unwrap();
+    ftruncate(&record, 1 << 16).unwrap();
+    let record = File::from(record);
+    // Version 1, so many entries; the first one is in flight.
+    record.write_all_at(&[1, 0, SIZE.to_le_bytes()[0], 0], 8).unwrap();
+    record.write_all_at(&[1], 16).unwrap();
+    let payload = inflight_payload(1 << 16, 0, 1, SIZE);
+    assert!(vm.guest.client.set_inflight(&payload, record.as_fd()).unwrap());
+    let pages = scattered(2);
+    vm.map(IOVA, &pages[..1], 3);
+    vm.put(0, 0, OUT, 0, (IOVA, pages[0]), (IOVA + PAGE, 512));
+    vm.guest.offer_quietly(0, 0);
+    assert!(vm.guest.start_queue(0).unwrap());
+    loop {
+        match vm.asks() {
+            (page, _) if page == IOVA + PAGE => break,
+            (page, wanted) => vm.answer(page, wanted),
+        }
+    }
+    std::thread::sleep(A_WHILE);
+    assert_eq!(vm.guest.next_used(0, Duration::ZERO), None, "it waits");
+    assert_eq!(vm.guest.stop_queue(0).unwrap(), 1);
+    assert_eq!(vm.guest.next_used(0, Duration::ZERO), Some((0, 1)));
+    assert_eq!(vm.status(pages[0]), IOERR);
+    vm.guest.client.ask_u64(request::GET_FEATURES).unwrap();
+    let mut version = [0; 2];
+    record.read_exact_at(&mut version, 8).unwrap();
+    assert_eq!(version, [0; 2], "the record names nothing");
 }

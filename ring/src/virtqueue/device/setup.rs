@@ -88,6 +88,15 @@ impl Device {
         }
     }
 
+    /// True if the chain popped last is one that an earlier device has left in flight.
+    #[must_use]
+    pub fn is_retaken(&self) -> bool {
+        match self {
+            Self::Split(_) | Self::Packed(_) => false,
+            Self::Tracked(queue) => queue.is_retaken(),
+        }
+    }
+
     /// Queue size, in descriptors.
     #[must_use]
     pub fn size(&self) -> u16 {

@@ -111,6 +111,14 @@ impl Tracked {
         }
     }
 
+    /// True if the chain handed out last is one of them.
+    pub(super) fn is_retaken(&self) -> bool {
+        match self {
+            Self::Split(queue) => queue.retaken,
+            Self::Packed(queue) => queue.retaken.is_some(),
+        }
+    }
+
     #[allow(clippy::type_complexity)]
     pub(super) fn pop(
         &mut self,

@@ -68,7 +68,7 @@ pub struct PackedTracked {
     /// The first one last.
     pub(super) backlog: Vec<Again>,
     /// The chain popped last, if it was one of these.
-    retaken: Option<Again>,
+    pub(super) retaken: Option<Again>,
 }
 
 // SAFETY: the record stays mapped while this exists, on whatever thread it runs.

@@ -35,7 +35,7 @@ pub struct SplitTracked {
     /// Chains that an earlier device left in flight, the first one last.
     pub(super) backlog: Vec<u16>,
     /// The chain popped last was one of these.
-    retaken: bool,
+    pub(super) retaken: bool,
 }
 
 // SAFETY: the record stays mapped while this exists, on whatever thread it runs.

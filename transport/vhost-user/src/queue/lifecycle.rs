@@ -5,7 +5,7 @@ use crate::dirty_log::QueueLog;
 use crate::inflight::QueueInflight;
 use crate::iommu::Answered;
 use crate::ring_place::RingPlace;
-use ringway_core::mem::{GuestMap, HostRange, MISSES_MAX, Translator};
+use ringway_core::mem::{GuestMap, HostRange, MISSES_MAX, Translation, Translator};
 use ringway_disk::Watcher;
 use ringway_export::{PeerEventfd, QueueLifecycle, SessionInbox, SharedMemory};
 use ringway_ring::virtqueue::{Areas, Device, Format, InflightError};
@@ -66,10 +66,14 @@ impl Queue {
         queue
     }
 
-    /// From now on nothing is left in the record when it stops: what the disk fails is reported, and what
-    /// waits for a limit is carried out.
-    pub(crate) fn answer_all(&mut self) {
+    /// From now on nothing is left in the record when it stops: what the disk fails is reported, what waits for a
+    /// limit is carried out, and what a predecessor left fails if translations of it are missing, of which these
+    /// are `known`.
+    pub(crate) fn answer_all(&mut self, known: Vec<Translation>) {
         self.answers_all = true;
+        if self.stalled && self.ring.backlog() > 0 {
+            self.go_on(&Answered { learned: known, denied: Vec::new() });
+        }
     }
 
     /// Its front-end has gone while requests are with the disk: what comes of them is told to nobody. Its record,

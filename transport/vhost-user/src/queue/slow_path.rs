@@ -14,7 +14,8 @@ impl Queue {
         let (Some(missed), Some(iommu)) = (self.memory.missed(), &mut self.iommu) else {
             return Err(head);
         };
-        let faulty = missed.iter().any(|miss| iommu.faults.contains(miss));
+        let faulty = missed.iter().any(|miss| iommu.faults.contains(miss))
+            || (self.answers_all && self.ring.is_retaken());
         // The next request begins anew: what was no memory then may be by now.
         iommu.faults.clear();
         if faulty {

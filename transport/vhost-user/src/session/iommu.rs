@@ -168,8 +168,14 @@ impl Session {
         self.ask_front_end();
     }
 
-    /// Sends what is to be asked, as far as the front-end takes it now: nobody waits here.
+    /// Sends what is to be asked, as far as the front-end takes it now: nobody waits here. Where there is nobody
+    /// to ask, who waits for what is not known fails.
     fn ask_front_end(&mut self) {
+        if let (None, Some(iommu)) = (&self.backend_channel, &mut self.iommu) {
+            iommu.deny_all();
+            // A worker that has ended has told so.
+            let _ = self.pass_answers_on();
+        }
         while let (Some(channel), Some(iommu)) = (&self.backend_channel, &mut self.iommu) {
             let Some(miss) = iommu.next_question() else { break };
             let question = iommu::question(miss);

@@ -311,7 +311,10 @@ impl Session {
     /// The front-end stops queue `at`: nothing stays in its record.
     fn leave_nothing(&self, at: usize) -> Result<(), Refusal> {
         let Some(id) = self.vrings[at].worker_queue else { return Ok(()) };
-        self.export.worker(at).edit(id, Queue::answer_all).map_err(Refusal::Worker)
+        // Nobody tells of more before the queue has stopped.
+        let known = self.iommu.as_ref().map(|iommu| iommu.known_of(at)).unwrap_or_default();
+        let worker = self.export.worker(at);
+        worker.edit(id, move |queue| queue.answer_all(known)).map_err(Refusal::Worker)
     }
 
     /// As [`Session::stop_some`], of all.
