@@ -173,6 +173,8 @@ pub struct Session {
     ask_again: Option<Instant>,
     /// A disk kept a queue from stopping: the connection has to end.
     stuck: bool,
+    /// Queues that could not start, and why: nobody was told yet.
+    failures: Vec<(usize, Refusal)>,
 }
 
 impl Session {
@@ -211,6 +213,7 @@ impl Session {
             lock_wait: None,
             ask_again: None,
             stuck: false,
+            failures: Vec::new(),
         };
         export.enter(inbox);
         export.notice(Notice::Connected);
@@ -337,7 +340,8 @@ impl Session {
 
     // ---- memory ----
 
-    /// Drain, swap, resume.
+    /// Drain, swap, resume. A queue whose ring is in none of it waits for memory that has it: front-ends take a
+    /// region away and add its parts.
     fn change_memory(&mut self, map: GuestMap) -> Result<Answer, Refusal> {
         if self.vrings.iter().any(Vring::is_running) {
             self.check_log(&map)?;
@@ -345,17 +349,15 @@ impl Session {
         self.stop_all()?;
         self.map = Arc::new(map);
         self.forget_translations();
-        let failed: Vec<bool> = self.vrings.iter().map(|vring| vring.failed).collect();
         self.forget_failures(|_| true);
-        match self.start_ready() {
-            // It could not before, either.
-            Err(Refusal::Start(at, _)) if failed[at] => Ok(Answer::Ack),
-            outcome => outcome,
-        }
+        self.start_ready()
     }
 
+    /// The guest begins anew: nobody waits for what its queues were doing.
     fn reset_device(&mut self) -> Result<Answer, Refusal> {
+        (0..self.vrings.len()).try_for_each(|at| self.leave_nothing(at))?;
         self.stop_all()?;
+        self.renew_records();
         self.inflight = None;
         self.vrings = fresh_vrings(&self.export);
         (self.features, self.log, self.log_bell) = (0, None, None);

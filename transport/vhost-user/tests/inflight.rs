@@ -5,8 +5,8 @@
 use ringway_disk::EngineKind;
 use ringway_ring::virtqueue::inflight_bytes;
 use ringway_testkit::raw::{
-    DATA, Desc, F_FLUSH, F_INDIRECT, F_PACKED, F_VERSION_1, RawClient, RawGuest, halves,
-    inflight_payload, request, words,
+    DATA, Desc, F_FLUSH, F_INDIRECT, F_PACKED, F_PROTOCOL, F_VERSION_1, RawClient, RawGuest,
+    halves, inflight_payload, request, words,
 };
 use ringway_testkit::rig::{Rig, RigOptions, image};
 use rustix::event::{EventfdFlags, eventfd};
@@ -216,6 +216,48 @@ fn leave_write(guest: &mut RawGuest, file: &File, at: u64, entries: u16, packed:
     put(32 + 4, &[2, 0, 3, 0]);
 }
 
+/// One daemon makes a region for `asked` entries and serves rings of `ring`; what it leaves in flight the next one
+/// carries out, which accepts rings of `accepted` and is told `repeated`. Each queue's record is where it belongs.
+fn rings_are_recorded(format: u64, asked: u16, ring: u16, repeated: u16, accepted: u16) {
+    let case = format!("format {format:#x}: asked {asked}, ring {ring}");
+    let (mut rig, _folder) = self::rig();
+    let mut guest = RawGuest::connect(rig.connect(), BASIC | format);
+    guest.size = ring;
+    let (bytes, fd) = guest.client.get_inflight(2, asked).unwrap();
+    let region = File::from(fd);
+    let payload = inflight_payload(bytes, 0, 2, asked);
+    assert!(guest.client.set_inflight(&payload, region.as_fd()).unwrap(), "{case}");
+    for queue in 0..2 {
+        assert!(guest.start_queue(queue).unwrap(), "{case}");
+        assert_eq!(guest.simple(queue, IN, 7, DATA, 512), (OK, 513), "{case}");
+    }
+    let of_parts = |size| inflight_bytes(format == F_PACKED, size) as u64;
+    let first = 2 * inflight_bytes(true, asked) as u64;
+    let (begin, size) = if ring > asked { (first + 64, RINGS) } else { (0, asked) };
+    for at in [begin, begin + of_parts(size)] {
+        let [a, b] = size.to_le_bytes();
+        assert_eq!(peek(&region, at + 8), [1, 0, a, b], "{case}");
+    }
+    assert_eq!(peek::<6>(&region, first), *b"RWcach", "{case}");
+    // It dies: nothing is said of where its queues are. The record of the second one is that of a
+    // daemon that had taken a write.
+    drop(guest);
+    drop(rig);
+    let folder = tempfile::tempdir().unwrap();
+    let path = image(folder.path(), 16 << 20);
+    let mut options = RigOptions::buffered(&path, EngineKind::Threads).queues(2, 1);
+    options.queue_size = accepted;
+    let mut rig = Rig::start(&options);
+    let mut guest = RawGuest::connect(rig.connect(), BASIC | format);
+    guest.size = ring;
+    leave_write(&mut guest, &region, begin, size, format == F_PACKED);
+    let payload = inflight_payload(bytes, 0, 2, repeated);
+    assert!(guest.client.set_inflight(&payload, region.as_fd()).unwrap(), "{case}");
+    assert!(guest.start_queue(0).unwrap(), "{case}");
+    assert!(guest.next_used(0, SOON).is_some(), "{case}: it was recorded");
+    assert_eq!(guest.peek(DATA + 16, 1), [OK], "{case}");
+}
+
 /// QEMU 10 asks for a region with the property `queue-size`, and has rings of another size. What one daemon
 /// leaves in flight the next one carries out, also if that accepts other rings, and the front-end asks
 /// with another number by then. Rings that are not larger than what was asked for are where earlier
@@ -224,7 +266,6 @@ fn leave_write(guest: &mut RawGuest, file: &File, at: u64, entries: u16, packed:
 fn b35_rings_larger_than_the_region_was_asked_for_are_recorded() {
     for format in [0, F_PACKED] {
         for (asked, ring, repeated, accepted) in [
-            (128, 256, 128, 1024),
             (128, 1024, 128, 4096),
             (64, 1024, 1024, 1024),
             (128, 512, 64, 512),
@@ -232,43 +273,48 @@ fn b35_rings_larger_than_the_region_was_asked_for_are_recorded() {
             (256, 16, 256, 256),
             (1024, 1024, 1024, 2048),
         ] {
-            let case = format!("format {format:#x}: asked {asked}, ring {ring}");
-            let (mut rig, _folder) = self::rig();
-            let mut guest = RawGuest::connect(rig.connect(), BASIC | format);
-            guest.size = ring;
-            let (bytes, fd) = guest.client.get_inflight(2, asked).unwrap();
-            let region = File::from(fd);
-            let payload = inflight_payload(bytes, 0, 2, asked);
-            assert!(guest.client.set_inflight(&payload, region.as_fd()).unwrap(), "{case}");
-            for queue in 0..2 {
-                assert!(guest.start_queue(queue).unwrap(), "{case}");
-                assert_eq!(guest.simple(queue, IN, 7, DATA, 512), (OK, 513), "{case}");
+            rings_are_recorded(format, asked, ring, repeated, accepted);
+        }
+    }
+}
+
+/// No size of ring and no property is special.
+#[test]
+fn a29_rings_of_all_sizes_are_recorded_in_regions_for_all_properties() {
+    for asked in [64, 100, 128, 256, 512, 1024] {
+        for ring in [16, 32, 64, 128, 256, 512, 1024] {
+            rings_are_recorded(0, asked, ring, asked, RINGS);
+            rings_are_recorded(F_PACKED, asked, ring, asked, RINGS);
+        }
+        for ring in [17, 100, 999, 1023] {
+            rings_are_recorded(F_PACKED, asked, ring, asked, RINGS);
+        }
+    }
+}
+
+/// QEMU gives the region of before the reset again: a new ring begins where new rings do.
+#[test]
+fn b43_a_reset_leaves_nothing_in_the_record() {
+    for format in [0, F_PACKED] {
+        let (mut rig, _folder) = rig();
+        let (mut guest, region) = tracked(&mut rig, format, SIZE);
+        let bytes = region.metadata().unwrap().len();
+        for round in 0..3 {
+            for queue in [0, 1] {
+                for sector in 0..10 {
+                    let done = guest.simple(queue, IN, sector, DATA, 512);
+                    assert_eq!(done, (OK, 513), "round {round}");
+                }
             }
-            let of_parts = |size| inflight_bytes(format == F_PACKED, size) as u64;
-            let first = 2 * inflight_bytes(true, asked) as u64;
-            let (begin, size) = if ring > asked { (first + 64, RINGS) } else { (0, asked) };
-            for at in [begin, begin + of_parts(size)] {
-                let [a, b] = size.to_le_bytes();
-                assert_eq!(peek(&region, at + 8), [1, 0, a, b], "{case}");
+            assert!(guest.client.acked(request::RESET_DEVICE, &[], &[]).unwrap());
+            let features = words(&[BASIC | format | F_PROTOCOL]);
+            assert!(guest.client.acked(request::SET_FEATURES, &features, &[]).unwrap());
+            let payload = inflight_payload(bytes, 0, 2, SIZE);
+            assert!(guest.client.set_inflight(&payload, region.as_fd()).unwrap());
+            for queue in [0, 1] {
+                guest.reset_queue(queue);
+                assert!(guest.start_queue(queue).unwrap(), "round {round}");
             }
-            assert_eq!(peek::<6>(&region, first), *b"RWcach", "{case}");
-            // It dies: nothing is said of where its queues are. The record of the second one is that of a
-            // daemon that had taken a write.
-            drop(guest);
-            drop(rig);
-            let folder = tempfile::tempdir().unwrap();
-            let path = image(folder.path(), 16 << 20);
-            let mut options = RigOptions::buffered(&path, EngineKind::Threads).queues(2, 1);
-            options.queue_size = accepted;
-            let mut rig = Rig::start(&options);
-            let mut guest = RawGuest::connect(rig.connect(), BASIC | format);
-            guest.size = ring;
-            leave_write(&mut guest, &region, begin, size, format == F_PACKED);
-            let payload = inflight_payload(bytes, 0, 2, repeated);
-            assert!(guest.client.set_inflight(&payload, region.as_fd()).unwrap(), "{case}");
-            assert!(guest.start_queue(0).unwrap(), "{case}");
-            assert!(guest.next_used(0, SOON).is_some(), "{case}: it was recorded");
-            assert_eq!(guest.peek(DATA + 16, 1), [OK], "{case}");
         }
     }
 }

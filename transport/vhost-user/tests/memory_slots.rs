@@ -3,14 +3,15 @@
 
 use ringway_disk::EngineKind;
 use ringway_testkit::raw::{
-    DATA, F_FLUSH, F_INDIRECT, F_PROTOCOL, F_VERSION_1, GUEST_BASE, MEMORY, RawGuest, USER_DELTA,
-    request, words,
+    DATA, Desc, F_FLUSH, F_INDIRECT, F_PROTOCOL, F_VERSION_1, GUEST_BASE, MEMORY, RawGuest,
+    USER_DELTA, request, words,
 };
 use ringway_testkit::rig::{Rig, RigOptions, image};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use std::fs::File;
 use std::os::fd::AsFd;
 use std::os::unix::fs::FileExt;
+use std::time::Duration;
 
 const BASIC: u64 = F_VERSION_1 | F_INDIRECT | F_FLUSH;
 const LOG_ALL: u64 = 1 << 26;
@@ -142,4 +143,39 @@ fn a_small_log_that_is_not_used_keeps_no_memory_away() {
     assert!(guest.client.acked(request::SET_FEATURES, &features, &[]).unwrap());
     assert!(!add(&guest, far, &file), "there is no bit for it");
     assert!(add(&guest, near, &file));
+}
+
+/// A layout changes under a queue: the region with its ring is taken away, and its parts are added. The queue waits
+/// until its ring is there again.
+#[test]
+fn b42_a_region_with_a_ring_is_taken_away_and_its_parts_come_back() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = image(folder.path(), 16 << 20);
+    let mut rig = Rig::start(&RigOptions::buffered(&path, EngineKind::Threads).queues(2, 1));
+    let mut guest = guest(&mut rig);
+    for round in 0..3 {
+        assert!(remove(&guest, GUEST_BASE, MEMORY, GUEST_BASE + USER_DELTA), "round {round}");
+        let (header, status) = (DATA - 0x1000, DATA - 0x1000 + 64);
+        guest.put_header(header, IN, 9);
+        guest.poke(DATA, &[0; 512]);
+        let chain = [
+            Desc { addr: header, len: 16, ..Desc::default() },
+            Desc { addr: DATA, len: 512, flags: 2, next: 0 },
+            Desc { addr: status, len: 1, flags: 2, next: 0 },
+        ];
+        guest.put_chain(0, 0, &chain);
+        guest.offer(0, 0);
+        let half = MEMORY / 2;
+        for (offset, waits) in [(half, true), (0, false)] {
+            let (at, user) = (GUEST_BASE + offset, GUEST_BASE + offset + USER_DELTA);
+            let payload = words(&[0, at, half, user, offset]);
+            let fds = [guest.memory.as_fd()];
+            assert!(guest.client.acked(request::ADD_MEM_REG, &payload, &fds).unwrap());
+            let patience = Duration::from_secs(if waits { 0 } else { 20 });
+            let used = guest.next_used(0, patience);
+            assert_eq!(used, if waits { None } else { Some((0, 513)) }, "round {round}");
+        }
+        assert_eq!(guest.peek(DATA, 512), [0x5a; 512]);
+        assert!(guest.set_mem_table().unwrap());
+    }
 }

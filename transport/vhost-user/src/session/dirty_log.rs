@@ -22,6 +22,7 @@ impl Session {
         let before = self.log.replace(area);
         self.pass_log_on().inspect_err(|_| self.log = before)?;
         // Queues that had to wait for a log of this size can start now.
+        self.forget_failures(|_| true);
         self.start_ready()?;
         // Always answered; QEMU reads no more than the header.
         Ok(Answer::u64(0))

@@ -21,6 +21,7 @@ impl Session {
             return Err(Refusal::Running(running));
         }
         self.inflight = Some(Inflight::take(message, self.export.options(), &self.quota)?);
+        self.forget_failures(|_| true);
         self.write_cache_of_region();
         kill_point!(RecordTaken);
         self.start_ready()
@@ -58,6 +59,20 @@ impl Session {
                     kill_point!(BaseAnswered);
                     record.renew();
                 }
+            }
+        }
+    }
+
+    /// The front-end begins all queues anew, with the same region if it likes: none of them runs, and nobody
+    /// goes on from what is recorded. To be done before that is answered, because what was recorded would keep a
+    /// new ring waiting where the old one was.
+    pub(super) fn renew_records(&mut self) {
+        for at in 0..self.vrings.len() {
+            let format = self.format(self.vrings[at].size);
+            let drained = self.vrings[at].drained.take();
+            let part = || self.inflight.as_ref()?.part(at, format).filter(|_| format.size != 0);
+            if let Some(record) = drained.or_else(part) {
+                record.renew();
             }
         }
     }

@@ -58,7 +58,7 @@ impl Session {
         }
         vring.failed &= vring.size == size;
         vring.size = size;
-        self.start_ready()
+        self.start_ready_for(index as usize)
     }
 
     pub(super) fn set_vring_addr(&mut self, message: &Message) -> Result<Answer, Refusal> {
@@ -78,7 +78,7 @@ impl Session {
         // Logging may be switched while the queue runs.
         let log_at = (message.u32(4) & VRING_F_LOG != 0).then(|| message.u64(32));
         self.set_log_address(at, log_at)?;
-        self.start_ready()
+        self.start_ready_for(at)
     }
 
     pub(super) fn set_vring_base(&mut self, index: u32, base: u32) -> Result<Answer, Refusal> {
@@ -138,7 +138,7 @@ impl Session {
         self.stop_some(|i| i == at)?;
         self.vrings[at].kick = Some(kick);
         self.vrings[at].failed = false;
-        self.start_ready()
+        self.start_ready_for(at)
     }
 
     pub(super) fn set_vring_call(&mut self, message: &mut Message) -> Result<Answer, Refusal> {
@@ -181,7 +181,7 @@ impl Session {
             self.stop_some(|i| i == at)?;
             self.rings_may_have_stopped(self.logs());
         }
-        self.start_ready()
+        self.start_ready_for(at)
     }
 
     /// The front-end has stopped a queue. With the last one an image that goes elsewhere (`leaving`) is
@@ -203,12 +203,41 @@ impl Session {
         }
     }
 
-    /// Starts every queue that has all it needs. One that cannot start keeps no other one from it, keeps its
-    /// descriptors, and is tried again after a message that changes something for it.
+    /// Starts every queue that has all it needs. One that cannot start is no reason to refuse what was asked for
+    /// all of them: the log says so.
     ///
     /// # Errors
-    /// Why the first one cannot, of those that were tried.
+    /// Why no queue can.
     pub(super) fn start_ready(&mut self) -> Result<Answer, Refusal> {
+        let outcome = self.try_to_start();
+        self.tell_failures();
+        outcome
+    }
+
+    /// The same after a message about queue `at`, which is refused if that one cannot start.
+    pub(super) fn start_ready_for(&mut self, at: usize) -> Result<Answer, Refusal> {
+        let outcome = self.try_to_start();
+        let own = self.failures.extract_if(.., |(queue, _)| *queue == at).next();
+        self.tell_failures();
+        own.map_or(outcome, |(_, refusal)| Err(refusal))
+    }
+
+    fn tell_failures(&mut self) {
+        for (at, refusal) in std::mem::take(&mut self.failures) {
+            if let Some(pass) = self.export.limits().refused.pass() {
+                let disk = self.export.disk().name();
+                warn!(disk, queue = at, suppressed = pass.suppressed, "{refusal}");
+            }
+            if let Some(err) = &self.vrings[at].err {
+                // Best effort: the front-end may not listen.
+                let _ = err.signal();
+            }
+        }
+    }
+
+    /// One that cannot start keeps no other one from it, keeps its descriptors, and is tried again after a message
+    /// that changes something for it.
+    fn try_to_start(&mut self) -> Result<Answer, Refusal> {
         self.collect_stopped();
         let (mut started, mut outcome) = (false, Ok(Answer::Ack));
         for at in 0..self.vrings.len() {
@@ -219,10 +248,11 @@ impl Session {
                 Ok(Start::Runs) => started = true,
                 Ok(Start::Waits) => break,
                 Ok(Start::Misses) => {}
-                Err(refusal) => {
-                    self.vrings[at].failed = matches!(refusal, Refusal::Start(..));
-                    outcome = outcome.and(Err(refusal));
+                Err(refusal @ (Refusal::Start(..) | Refusal::Log(_))) => {
+                    self.vrings[at].failed = true;
+                    self.failures.push((at, refusal));
                 }
+                Err(refusal) => outcome = outcome.and(Err(refusal)),
             }
         }
         if started {
@@ -265,7 +295,10 @@ impl Session {
             queue.put_behind_iommu(Arc::clone(&self.inbox), at);
         }
         queue.set_log(log);
-        self.settle_write_cache(at, queue.goes_on())?;
+        if let Err(refusal) = self.settle_write_cache(at, queue.goes_on()) {
+            self.vrings[at].take_back(queue);
+            return Err(refusal);
+        }
         let durable = self.durable_writes();
         self.export.notice_backlog(at, queue.backlog());
         let inbox = Arc::clone(&self.inbox);
@@ -309,7 +342,7 @@ impl Session {
     }
 
     /// The front-end stops queue `at`: nothing stays in its record.
-    fn leave_nothing(&self, at: usize) -> Result<(), Refusal> {
+    pub(super) fn leave_nothing(&self, at: usize) -> Result<(), Refusal> {
         let Some(id) = self.vrings[at].worker_queue else { return Ok(()) };
         // Nobody tells of more before the queue has stopped.
         let known = self.iommu.as_ref().map(|iommu| iommu.known_of(at)).unwrap_or_default();
