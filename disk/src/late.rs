@@ -74,6 +74,8 @@ impl Disk {
         let changed = Turn { range, ..*turn };
         late.turns.iter_mut().filter(|other| *other == turn).take(1).for_each(|at| *at = changed);
         *turn = changed;
+        drop(late);
+        self.late.changed();
     }
 
     /// A request is over.
@@ -90,6 +92,8 @@ impl Disk {
         if late.turns.is_empty() {
             self.open_to.store(self.capacity.load(Relaxed), Relaxed);
         }
+        drop(late);
+        self.late.changed();
     }
 
     fn enter_late(&self, late: &mut Late, turn: Turn) -> Turn {

@@ -5,6 +5,7 @@
 //! (`late.rs`).
 
 use ringway_core::ByteRange;
+use std::sync::atomic::{AtomicU64, Ordering::Acquire, Ordering::Release};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// Ranges being written, of all queues of a disk.
@@ -44,7 +45,11 @@ impl RangeLocks {
 
 /// Writes that are late or behind such, and requests that outlive their connections, of all queues of a disk.
 #[derive(Debug, Default)]
-pub(crate) struct LateWrites(Mutex<Late>);
+pub(crate) struct LateWrites {
+    list: Mutex<Late>,
+    /// How often somebody may have had their turn: nobody need look at the list while this is as before.
+    changes: AtomicU64,
+}
 
 /// A request's turn among late ones: it waits for the writes before it that it overlaps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -83,7 +88,16 @@ pub(crate) struct Outliving {
 
 impl LateWrites {
     pub(crate) fn lock(&self) -> MutexGuard<'_, Late> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.list.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Those who wait have to look at the list.
+    pub(crate) fn changed(&self) {
+        self.changes.fetch_add(1, Release);
+    }
+
+    pub(crate) fn changes(&self) -> u64 {
+        self.changes.load(Acquire)
     }
 }
 

@@ -53,3 +53,70 @@ impl<C> DiskQueue<C> {
         self.slow.awaits_late_only()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use crate::CustomDisk;
+    use crate::queue::DiskQueue;
+    use ringway_aio::{Engine, Null, Reaped};
+    use ringway_core::{ByteRange, Op, Segment};
+    use std::sync::atomic::Ordering::Relaxed;
+    use std::sync::{Arc, mpsc};
+    use std::time::Duration;
+
+    /// Turns in which nothing is over look at no list: they pass while somebody else has it.
+    #[test]
+    fn c60_who_waits_for_a_late_write_costs_nothing_meanwhile() {
+        const ASKED: u64 = 40;
+        let disk = Arc::new(CustomDisk::new(65536).open(None).unwrap());
+        let mut engine = Null::new(64).unwrap();
+        let file = engine.attach(&disk.file()).unwrap();
+        let limits = engine.limits().clone();
+        let mut queue = DiskQueue::<u64>::new(Arc::clone(&disk), &limits, file, 0, 64).unwrap();
+        let late = disk.begin_late(ByteRange::new(0, 4096).unwrap());
+        let mut data = [0u8; 512];
+        for n in 0..ASKED {
+            let tag = queue.acquire().unwrap();
+            let request = queue.request_mut(tag);
+            (request.op, request.range) = (Op::Write, ByteRange::new(512 * (n % 8), 512).unwrap());
+            request.segments.clear();
+            assert!(request.segments.push(Segment { base: data.as_mut_ptr(), len: 512 }));
+            // SAFETY: the null engine moves no data.
+            unsafe { queue.start(&mut engine, tag, n) };
+        }
+        let turns = |queue: &mut DiskQueue<u64>, engine: &mut Null| {
+            (0..100).for_each(|_| queue.retry(engine, 16));
+        };
+        turns(&mut queue, &mut engine);
+        assert!(queue.has_deferred() && queue.awaits_late_only());
+        let list = disk.late.lock();
+        let (tell, told) = mpsc::channel();
+        let passed = std::thread::scope(|scope| {
+            scope.spawn(|| {
+                turns(&mut queue, &mut engine);
+                tell.send(()).unwrap();
+            });
+            let passed = told.recv_timeout(Duration::from_secs(10));
+            drop(list);
+            passed
+        });
+        assert!(passed.is_ok(), "who waits looks at the list although nothing has changed");
+        disk.end_late(&late);
+        assert!(queue.awaits_late_only(), "it looks in its next turn");
+        let (mut done, mut reaped) = (Vec::new(), Reaped::default());
+        while queue.in_flight() > 0 {
+            queue.retry(&mut engine, 16);
+            engine.submit().unwrap();
+            reaped.clear();
+            engine.reap(&mut reaped);
+            for it in &reaped.done {
+                let slot = u16::try_from(it.tag).unwrap();
+                done.extend(queue.finish(&mut engine, slot, it.result).map(|it| it.context));
+            }
+        }
+        // Those that overlap in their order, of which the list has seen to it.
+        let of = |sector| done.iter().copied().filter(move |n| n % 8 == sector).collect::<Vec<_>>();
+        (0..8).for_each(|sector| assert!(of(sector).is_sorted(), "{done:?}"));
+        assert_eq!((done.len(), disk.open_to.load(Relaxed)), (40, 65536));
+    }
+}

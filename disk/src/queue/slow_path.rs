@@ -24,6 +24,7 @@ use super::held::Held;
 use super::slots::{Finished, Stage};
 use crate::choices::{Alignment, CacheMode};
 use crate::disk::Disk;
+use late::BehindLate;
 use ringway_aio::{Engine, IoOp};
 use ringway_core::{Op, Status};
 use ringway_image::ImageClient;
@@ -35,12 +36,12 @@ use sync::Syncs;
 ///
 /// # Invariants
 /// 1. `waiting` holds tags of slots in flight that have no operation with the engine or in its
-///    backlog: they wait for pages, for a lock of the disk's ranges, or for a late write.
+///    backlog: they wait for pages or for a lock of the disk's ranges.
+///    `behind_late` holds those that wait for late writes.
 #[derive(Debug)]
 pub(crate) struct SlowPath {
     waiting: VecDeque<u16>,
-    /// Those of them that wait for late writes.
-    awaiting_late: usize,
+    behind_late: BehindLate,
     /// Who has asked may be gone without a word, and back elsewhere.
     pub(crate) peer_may_vanish: bool,
     bounce: Bounce,
@@ -62,7 +63,7 @@ impl SlowPath {
     pub(crate) fn new(disk: &Disk, depth: u16) -> io::Result<Self> {
         Ok(Self {
             waiting: VecDeque::with_capacity(depth.into()),
-            awaiting_late: 0,
+            behind_late: BehindLate::new(depth),
             peer_may_vanish: false,
             bounce: Bounce::new()?,
             detours: DetourWatch::default(),
@@ -86,7 +87,7 @@ impl SlowPath {
     /// True if requests wait.
     #[inline]
     pub(crate) fn has_waiting(&self) -> bool {
-        !self.waiting.is_empty()
+        !self.waiting.is_empty() || !self.behind_late.is_empty()
     }
 
     /// Bytes of bounce pages in use.
@@ -147,13 +148,11 @@ impl SlowPath {
             let Some(tag) = self.waiting.pop_front() else { break };
             self.advance(d, tag);
         }
+        self.retry_late(d, budget);
     }
 
     /// Takes the next step of a request, or lets it wait.
     fn advance<C, E: Engine>(&mut self, d: &mut Dispatch<'_, C, E>, tag: u16) {
-        if d.slots.get(tag).stage == Stage::Late {
-            return self.end_wait_for_late(d, tag);
-        }
         if !self.lock(d, tag) {
             self.waiting.push_back(tag);
             return;

@@ -151,10 +151,13 @@ impl SlowPath {
     /// Ends what waits for time, a command, pages or a lock: nothing of it is with the disk.
     #[cold]
     pub(crate) fn drop_waiting<C, E: Engine>(&mut self, d: &mut Dispatch<'_, C, E>) {
-        while let Some(tag) = self.held.parked.pop_front().or_else(|| self.waiting.pop_front()) {
+        let next = |it: &mut Self| {
+            let tag = it.held.parked.pop_front().or_else(|| it.waiting.pop_front());
+            tag.or_else(|| it.behind_late.pop())
+        };
+        while let Some(tag) = next(self) {
             self.answer(d, tag, Status::IoError);
         }
-        self.awaiting_late = 0;
         self.drop_joined(d);
     }
 
