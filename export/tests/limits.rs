@@ -340,6 +340,29 @@ fn a23_a_queue_that_cannot_leave_its_backlog_carries_it_out_and_stops() {
     assert_eq!(stopped.ring.backlog(), 0);
 }
 
+/// A front-end that forges the record of what is in flight, and stops its queue again and again: a bounded number
+/// passes its limit, and then nothing until that is paid for.
+#[test]
+fn a26_a_record_that_is_forged_again_and_again_gains_nothing() {
+    const LEFT: u64 = 1024;
+    let (scene, disk) = (Scene::new(), disk(LimitKind::Bps, 1));
+    let counts = Arc::new(Counts::default());
+    let bell = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap());
+    let mut ring = Ring { counts: Arc::clone(&counts), bell, op: Op::Read, winds_down: false };
+    for round in 1..=40 {
+        counts.left.fetch_add(LEFT, SeqCst);
+        let id = scene.handle.add(ring, Arc::clone(&disk), false, Box::new(|_| {})).unwrap();
+        let stopped = scene.handle.stop(id).unwrap().recv_timeout(PATIENCE);
+        ring = stopped.unwrap_or_else(|_| panic!("it does not stop")).ring;
+        ring.winds_down = false;
+        if round <= 16 {
+            assert_eq!(ring.backlog(), 0, "what a killed daemon may have left is carried out");
+        }
+    }
+    let popped = counts.popped.load(SeqCst);
+    assert!(popped <= 16 * LEFT + 2 * 16, "{popped} requests of a disk with a byte a second");
+}
+
 /// Queues that are stopped and started again and again, with one request each: of the limits of one
 /// kind too, nothing is had in advance but once.
 #[test]

@@ -122,6 +122,8 @@ impl Drop for Tap {
 pub struct Gate {
     taps: Box<[Tap]>,
     open: bool,
+    /// Requests pass although there is no credit for them; the disk pays later.
+    lifted: bool,
     /// Closed until then.
     until: Option<u64>,
     /// Since when.
@@ -158,9 +160,15 @@ impl Gate {
         let mut taps: Box<[Tap]> = taps.collect();
         // What closes the whole queue comes first: nothing is taken from the others meanwhile.
         taps.sort_by_key(|tap| !tap.is_for_all());
-        let (open, until, since, skip) = (false, None, 0, 0);
+        let (open, lifted, until, since, skip) = (false, false, None, 0, 0);
         let throttled = Throttled::default();
-        (!taps.is_empty()).then_some(Self { taps, open, until, since, skip, throttled })
+        (!taps.is_empty()).then_some(Self { taps, open, lifted, until, since, skip, throttled })
+    }
+
+    /// From now on requests pass at once, and the disk pays for them later: a bounded number, until it has.
+    pub fn lift(&mut self, now: u64) {
+        self.throttled = self.throttled(now);
+        (self.lifted, self.until) = (true, None);
     }
 
     /// Whether requests may be taken in this turn; `wanted` if there are any. The time is asked for
@@ -170,6 +178,11 @@ impl Gate {
     /// whose credit is used up is taken in advance, and only then the queue waits: a limit of writes
     /// does not keep reads waiting that come before the next write.
     pub fn open(&mut self, wanted: bool, clock: impl FnOnce() -> u64) -> bool {
+        if self.lifted {
+            let now = if wanted { clock() } else { 0 };
+            self.open = wanted && self.taps.iter().all(|tap| tap.member.may_go_past(tap.kind, now));
+            return self.open;
+        }
         if self.until.is_some() && self.skip > 0 && wanted {
             self.skip -= 1;
             return false;
@@ -217,9 +230,12 @@ impl Gate {
             if tap.counts(op) {
                 if tap.credit <= 0 {
                     tap.shut_until = u64::MAX;
+                    if self.lifted {
+                        tap.member.went_past(tap.kind, tap.part);
+                    }
                 }
                 tap.credit = tap.credit.saturating_sub(tap.cost(bytes));
-                self.open &= tap.credit > 0;
+                self.open &= tap.credit > 0 || self.lifted;
             }
         }
     }

@@ -6,6 +6,11 @@ use super::waiting::{Seen, Waiting};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
+/// Requests of a disk that may pass a limit of one kind although it has nothing left for them, until it has been paid
+/// for what they cost: of a queue that stops and can leave nothing behind. As many as 16 rings of 1,024 have, so that all
+/// passes that a killed daemon has left of a disk.
+const PAST_MAX: u64 = 16 << 10;
+
 /// A limit of each kind, for one disk or for a group of disks.
 #[derive(Debug)]
 pub struct Throttle {
@@ -40,6 +45,8 @@ pub struct Member {
     shares: Option<[Option<Share>; 6]>,
     /// Until then a queue that begins takes no request of this kind in advance: one that has gone did.
     shut_until: [AtomicU64; 6],
+    /// Requests that have passed the limit, and are not paid for.
+    past: [AtomicU64; 6],
 }
 
 #[derive(Debug)]
@@ -56,7 +63,7 @@ impl Member {
     /// What is wrong with the rates.
     pub fn alone(rates: &Rates) -> Result<Arc<Self>, RatesError> {
         let throttle = Arc::new(Throttle::new(rates)?);
-        Ok(Arc::new(Self { throttle, shares: None, shut_until: Default::default() }))
+        Ok(Arc::new(Self::new(throttle, None)))
     }
 
     /// One disk of a group. Those that want more than they get have equal parts of it.
@@ -64,8 +71,11 @@ impl Member {
     pub fn of_group(throttle: &Arc<Throttle>) -> Arc<Self> {
         let share = |bucket| Share { bucket, seen: Seen::default(), paid: Paid::default() };
         let shares = buckets(&throttle.rates).map(|bucket| bucket.map(share));
-        let throttle = Arc::clone(throttle);
-        Arc::new(Self { throttle, shares: Some(shares), shut_until: Default::default() })
+        Arc::new(Self::new(Arc::clone(throttle), Some(shares)))
+    }
+
+    fn new(throttle: Arc<Throttle>, shares: Option<[Option<Share>; 6]>) -> Self {
+        Self { throttle, shares, shut_until: Default::default(), past: Default::default() }
     }
 
     /// True if it is a part in this group.
@@ -132,12 +142,33 @@ impl Member {
         }
     }
 
+    /// When this disk has paid for what it has taken.
+    fn opens(&self, kind: LimitKind) -> u64 {
+        let share = self.share(kind).map(|share| &share.bucket);
+        let own = share.or(self.throttle.buckets[kind as usize].as_ref());
+        own.map_or(0, Bucket::opens)
+    }
+
     /// A queue goes that has taken a request in advance: those that begin wait until it is paid for.
     pub(crate) fn shut(&self, kind: LimitKind) {
-        let share = self.share(kind).map(|share| &share.bucket);
-        if let Some(bucket) = share.or(self.throttle.buckets[kind as usize].as_ref()) {
-            self.shut_until[kind as usize].fetch_max(bucket.opens(), Relaxed);
+        self.shut_until[kind as usize].fetch_max(self.opens(kind), Relaxed);
+    }
+
+    /// A request has passed that the limit had nothing left for.
+    pub(crate) fn went_past(&self, kind: LimitKind, part: BucketKind) {
+        // Counted once, by what is the disk's own.
+        if part == BucketKind::Share || self.shares.is_none() {
+            self.past[kind as usize].fetch_add(1, Relaxed);
         }
+    }
+
+    /// True if one more may.
+    pub(crate) fn may_go_past(&self, kind: LimitKind, now: u64) -> bool {
+        let past = &self.past[kind as usize];
+        if self.opens(kind) <= now {
+            past.store(0, Relaxed);
+        }
+        past.load(Relaxed) < PAST_MAX
     }
 
     /// Until when a queue that begins may take no request of this kind in advance.

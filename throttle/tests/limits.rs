@@ -443,3 +443,44 @@ fn a24_disks_of_a_group_have_one_burst_together() {
     assert!((110_000..170_000).contains(&passed[0]), "{passed:?}");
     assert!((10_000..50_000).contains(&passed[1]), "{passed:?}");
 }
+
+/// What is carried out of queues that stop passes at once, and is paid for: the next queue waits, and in the long run a
+/// disk has no more than its limit.
+#[test]
+fn a26_what_passes_a_limit_is_paid_for() {
+    for kind in [LimitKind::Bps, LimitKind::BpsRead, LimitKind::Iops] {
+        let units = if kind.counts_requests() { 1 } else { 4096 };
+        let alone = Member::alone(&avg(kind, 100 * units)).unwrap();
+        let throttle = Arc::new(Throttle::new(&avg(kind, 100 * units)).unwrap());
+        for member in [alone, Member::of_group(&throttle)] {
+            let gate = || Gate::new(vec![Arc::clone(&member)]).unwrap();
+            let stop = |requests: u64, now: u64| {
+                let mut gate = gate();
+                gate.lift(now);
+                let pass = |_: &u64| {
+                    let open = gate.open(true, || now);
+                    if open {
+                        gate.take(Op::Read, 4096);
+                        gate.settle(|| now);
+                    }
+                    open
+                };
+                (0..requests).filter(pass).count() as u64
+            };
+            let seconds = 100;
+            let mut passed = stop(1000, SECOND);
+            assert_eq!(passed, 1000, "{kind:?}");
+            // Ten seconds' worth: who begins then waits for as long, and in a busy group for up to twice that.
+            let opens = |now| gate().open(true, || now);
+            assert!(!opens(10 * SECOND), "{kind:?}");
+            assert!(opens(30 * SECOND), "{kind:?}");
+            for at in 0..seconds * 100 {
+                passed += stop(1000, 30 * SECOND + at * SECOND / 100);
+            }
+            let most = 100 * (seconds + 30) + (16 << 10) + 2000;
+            assert!(passed <= most, "{kind:?}: {passed} of {most}");
+            // Once it is paid for, all is as before.
+            assert_eq!(stop(1000, 1000 * SECOND), 1000, "{kind:?}");
+        }
+    }
+}

@@ -17,10 +17,10 @@ impl<Q: QueueLifecycle> WorkerQueue<Q> {
         self.throttled = self.throttled_before(now);
         // What the old one leaves to its disk is known to the new one.
         self.gate = None;
-        if matches!(self.state, State::Stopping) && !self.ring.can_leave() {
-            return;
-        }
         self.gate = Gate::new(self.disk.disk().limits()).map(Box::new);
+        if matches!(self.state, State::Stopping) && !self.ring.can_leave() {
+            self.lift_limits();
+        }
         self.state = match (&self.state, &self.gate) {
             (State::Running | State::Limited, Some(_)) => State::Limited,
             (State::Running | State::Limited, None) => State::Running,
@@ -29,12 +29,14 @@ impl<Q: QueueLifecycle> WorkerQueue<Q> {
         };
     }
 
-    /// It stops and can leave nothing to anybody: what a predecessor left is carried out at once. Of a queue
-    /// that was killed with its daemon that is one ring of requests at most.
+    /// It stops and can leave nothing to anybody: what a predecessor left is carried out at once, and the disk pays for it
+    /// later. Of a queue that was killed with its daemon that is one ring of requests at most. Whoever forges more
+    /// than the disk can have had in flight has the rest of it left in the record.
     #[cold]
     pub(super) fn lift_limits(&mut self) {
-        self.throttled = self.throttled_before(now_ns());
-        self.gate = None;
+        if let Some(gate) = &mut self.gate {
+            gate.lift(now_ns());
+        }
     }
 
     fn throttled_before(&self, now: u64) -> Throttled {
