@@ -15,6 +15,8 @@ pub struct FileShape {
     pub block: u64,
     /// How many names it has: none once it was deleted.
     pub links: u64,
+    /// Its device, and its number there: as long as it is open, no other file has both.
+    pub inode: (u64, u64),
     /// The type bits of its mode (`S_IFMT`); 0 for descriptors of the kernel's own (eventfd).
     pub kind: u32,
 }
@@ -43,7 +45,10 @@ impl FileShape {
         let links = stat.st_nlink as u64;
         #[allow(clippy::unnecessary_cast, clippy::cast_sign_loss)]
         let allocated = 512 * stat.st_blocks as u64;
-        Ok(Self { bytes, allocated, block, links, kind: stat.st_mode & libc::S_IFMT })
+        // Their types differ from target to target.
+        #[allow(clippy::unnecessary_cast)]
+        let inode = (stat.st_dev as u64, stat.st_ino as u64);
+        Ok(Self { bytes, allocated, block, links, inode, kind: stat.st_mode & libc::S_IFMT })
     }
 }
 

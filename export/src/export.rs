@@ -27,6 +27,7 @@ use crate::quarantine::Quarantine;
 use crate::queue::QueueLifecycle;
 use crate::session_inbox::SessionInbox;
 use crate::totals::QueueTotals;
+use ringway_core::mem::GuestMap;
 use ringway_disk::{CacheMode, Disk, DiskStats};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed, Ordering::SeqCst};
 use std::sync::mpsc::{Receiver, TryRecvError};
@@ -55,9 +56,8 @@ pub struct Export<Q> {
     first_worker: usize,
     drain_max: Duration,
     /// Queues of connections that ended while the disk was stuck. They count until they have come back. What
-    /// overlaps a write of theirs waits (`ringway_disk`, `late.rs`); where they have a guest's memory,
-    /// nobody else is served before.
-    fenced: Mutex<Vec<Receiver<Stopped<Q>>>>,
+    /// overlaps a write of theirs waits (`ringway_disk`, `late.rs`).
+    fenced: Mutex<Vec<Fenced<Q>>>,
     /// A worker of its queues has failed, or a session in the middle of stopping them: nobody knows
     /// whether what they had in flight is over.
     failed: AtomicBool,
@@ -92,6 +92,13 @@ pub struct Export<Q> {
     penalty: Mutex<Penalty>,
     /// What its front-ends have sent and is not touched.
     quarantine: Arc<Quarantine>,
+}
+
+/// A queue of a connection that has ended, with requests in flight.
+struct Fenced<Q> {
+    promise: Receiver<Stopped<Q>>,
+    /// Where the disk reads and writes for it, if its peer has shared that.
+    memory: Option<Arc<GuestMap>>,
 }
 
 /// What is behind it is counters and lists, whole at any time.
@@ -153,9 +160,21 @@ impl<Q: QueueLifecycle> Export<Q> {
         self.drain_max
     }
 
-    /// Keeps queues that a stuck disk holds.
-    pub fn fence(&self, promises: Vec<Receiver<Stopped<Q>>>) {
-        lock(&self.fenced).extend(promises);
+    /// Keeps queues that a stuck disk holds, and that have the memory of a guest.
+    pub fn fence(&self, promises: Vec<Receiver<Stopped<Q>>>, memory: Option<&Arc<GuestMap>>) {
+        let fenced =
+            promises.into_iter().map(|promise| Fenced { promise, memory: memory.cloned() });
+        lock(&self.fenced).extend(fenced);
+    }
+
+    /// True while the disk may read or write this memory for a connection that has ended.
+    #[must_use]
+    pub fn uses(&self, memory: &GuestMap) -> bool {
+        if self.is_clear() {
+            return false;
+        }
+        let shares = |it: &Fenced<Q>| it.memory.as_ref().is_some_and(|its| its.shares(memory));
+        lock(&self.fenced).iter().any(shares)
     }
 
     /// How often there is a line in the log about its clients and its guest.
@@ -207,7 +226,7 @@ impl<Q: QueueLifecycle> Export<Q> {
             return false;
         }
         let mut fenced = lock(&self.fenced);
-        fenced.retain(|promise| match promise.try_recv() {
+        fenced.retain(|it| match it.promise.try_recv() {
             Err(TryRecvError::Empty) => true,
             Ok(queue) => {
                 self.stopped(&queue);

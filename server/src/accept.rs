@@ -163,7 +163,13 @@ impl Task for Acceptor {
 
     fn turn(&mut self, linger: Linger<'_>) -> io::Result<Turn> {
         if !matches!(self.state, State::Attending(..)) {
-            let Some(state) = self.next()? else { return Ok(Turn::Over) };
+            let Some(state) = self.next()? else {
+                if !self.export.has_failed() {
+                    // What those who have gone had in flight has its time, as that of one who is there has.
+                    let _ = self.export.await_clear();
+                }
+                return Ok(Turn::Over);
+            };
             self.state = state;
         }
         let (session, others_logged) = match std::mem::replace(&mut self.state, State::Free) {

@@ -1,4 +1,4 @@
-//! Storage in memory of which chosen writes stall until they are let go, or fail.
+//! Storage in memory of which reads or chosen writes stall until they are let go, or writes fail.
 
 use ringway_aio::bells::Bells;
 use ringway_aio::{BellId, Counters, Done, Engine, FileId, Files, Full, Io, IoOp, Limits, Reaped};
@@ -19,6 +19,8 @@ struct Shared {
     bytes: Vec<u8>,
     /// Writes that begin with this byte stall.
     stalls: Option<u8>,
+    /// Reads stall.
+    stalls_reads: bool,
     /// With which error writes fail, if with any.
     fails: Option<i32>,
     stalled: usize,
@@ -35,7 +37,8 @@ impl StallingStore {
     #[must_use]
     pub fn new(bytes: usize) -> Self {
         let (bytes, asked) = (vec![0; bytes], Vec::new());
-        let shared = Shared { bytes, stalls: None, fails: None, stalled: 0, asked };
+        let (stalls, stalls_reads, fails, stalled) = (None, false, None, 0);
+        let shared = Shared { bytes, stalls, stalls_reads, fails, stalled, asked };
         Self(Arc::new(Mutex::new(shared)))
     }
 
@@ -46,6 +49,11 @@ impl StallingStore {
     /// From now on writes that begin with this byte stall. Without one none does, and those that did land.
     pub fn stall(&self, byte: Option<u8>) {
         self.lock().stalls = byte;
+    }
+
+    /// From now on reads stall, or not any more; those that did are carried out then.
+    pub fn stall_reads(&self, stall: bool) {
+        self.lock().stalls_reads = stall;
     }
 
     /// With which error each write that does not stall fails from now on, if with any.
@@ -68,14 +76,14 @@ impl StallingStore {
         self.lock().asked.iter().filter(|&&asked| asked == byte).count()
     }
 
-    /// Waits until `wanted` writes stall.
+    /// Waits until `wanted` requests stall.
     ///
     /// # Panics
     /// If they do not come.
     pub fn wait_stalled(&self, wanted: usize) {
         let begun = Instant::now();
         while self.lock().stalled != wanted {
-            assert!(begun.elapsed() < PATIENCE, "{} writes stall", self.lock().stalled);
+            assert!(begun.elapsed() < PATIENCE, "{} requests stall", self.lock().stalled);
             std::thread::sleep(Duration::from_millis(1));
         }
     }
@@ -86,9 +94,18 @@ impl StallingStore {
     /// If the process is out of descriptors.
     #[must_use]
     pub fn engine(&self) -> Stalling {
+        self.engine_of(1024)
+    }
+
+    /// One that takes no more than so many requests at a time.
+    ///
+    /// # Panics
+    /// If the process is out of descriptors.
+    #[must_use]
+    pub fn engine_of(&self, depth: u32) -> Stalling {
         Stalling {
             store: self.clone(),
-            limits: Limits::new("stalling", 1024),
+            limits: Limits::new("stalling", depth),
             files: Files::new(),
             bells: Bells::new().expect("descriptors"),
             stalled: Vec::new(),
@@ -98,13 +115,19 @@ impl StallingStore {
     }
 }
 
-/// A write that stalls.
+/// A request that stalls.
 #[derive(Debug)]
 struct Stalled {
     tag: u64,
     offset: usize,
+    /// Of a write.
     data: Vec<u8>,
+    /// Where a read puts what it finds, and how much.
+    into: Vec<(*mut u8, usize)>,
 }
+
+// SAFETY: the memory is the request's until its result is told (`Engine::queue`).
+unsafe impl Send for Stalled {}
 
 /// An engine of a [`StallingStore`].
 #[derive(Debug)]
@@ -121,20 +144,28 @@ pub struct Stalling {
 impl Stalling {
     fn let_go(&mut self) {
         let mut shared = self.store.lock();
-        let (stalls, fails) = (shared.stalls, shared.fails);
+        let (stalls, stalls_reads, fails) = (shared.stalls, shared.stalls_reads, shared.fails);
+        let goes_on = |it: &Stalled| match it.data.first() {
+            Some(&byte) => stalls != Some(byte),
+            None => !stalls_reads,
+        };
         let stalled = std::mem::take(&mut self.stalled);
-        let (released, rest): (Vec<_>, _) =
-            stalled.into_iter().partition(|write| stalls != write.data.first().copied());
+        let (released, rest): (Vec<_>, _) = stalled.into_iter().partition(goes_on);
         self.stalled = rest;
-        for Stalled { tag, offset, data } in released {
+        for Stalled { tag, mut offset, data, into } in released {
             shared.stalled -= 1;
-            let result = match fails {
-                Some(errno) => -errno,
-                None => {
-                    shared.bytes[offset..offset + data.len()].copy_from_slice(&data);
-                    i32::try_from(data.len()).expect("a short write")
-                }
-            };
+            let len = data.len() + into.iter().map(|(_, len)| len).sum::<usize>();
+            let mut result = i32::try_from(len).expect("a short request");
+            for (base, len) in into {
+                let from = &shared.bytes[offset..offset + len];
+                // SAFETY: the caller of `queue` vouches for the memory until the result is told.
+                unsafe { base.copy_from_nonoverlapping(from.as_ptr(), len) };
+                offset += len;
+            }
+            match fails {
+                Some(errno) if !data.is_empty() => result = -errno,
+                _ => shared.bytes[offset..offset + data.len()].copy_from_slice(&data),
+            }
             self.done.push(Done { tag, result });
         }
     }
@@ -171,6 +202,12 @@ impl Engine for Stalling {
         let mut shared = self.store.lock();
         let result = match op {
             IoOp::Sync => 0,
+            IoOp::Read if shared.stalls_reads => {
+                shared.stalled += 1;
+                let into = io.memory.segments().iter().map(|it| (it.base, it.len)).collect();
+                self.stalled.push(Stalled { tag, offset, data: Vec::new(), into });
+                return Ok(());
+            }
             IoOp::Read => {
                 let mut at = offset;
                 for segment in io.memory.segments() {
@@ -194,7 +231,7 @@ impl Engine for Stalling {
                     -errno
                 } else if shared.stalls == Some(data[0]) {
                     shared.stalled += 1;
-                    self.stalled.push(Stalled { tag, offset, data });
+                    self.stalled.push(Stalled { tag, offset, data, into: Vec::new() });
                     return Ok(());
                 } else {
                     shared.bytes[offset..offset + len].copy_from_slice(&data);

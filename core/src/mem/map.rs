@@ -112,6 +112,15 @@ impl GuestMap {
         self.regions.iter().any(|region| region.mapping.is_lost())
     }
 
+    /// True if memory of both may be the same: they map parts of one file.
+    #[must_use]
+    pub fn shares(&self, other: &Self) -> bool {
+        let of_other = |mapping: &Mapping| {
+            other.regions.iter().any(|region| region.mapping.is_of_the_file_of(mapping))
+        };
+        self.regions.iter().any(|region| of_other(&region.mapping))
+    }
+
     /// The region in which `guest` lies.
     pub(super) fn find(&self, guest: u64) -> Option<&Region> {
         let after = self.regions.partition_point(|region| region.guest <= guest);

@@ -28,6 +28,8 @@ pub struct Mapping {
     whole_len: usize,
     unit: usize,
     guard: Option<sigbus::Guard>,
+    /// Device and number of the file that is mapped, if one is.
+    inode: Option<(u64, u64)>,
     /// Its part of a quota, until it is unmapped.
     _taken: Option<Taken>,
 }
@@ -91,7 +93,7 @@ impl Mapping {
         let taken = quota.map(|quota| quota.take(Kind::Bytes, whole_len as u64)).transpose()?;
         let flags = libc::MAP_SHARED | libc::MAP_NORESERVE;
         let mut mapping = Self::map(whole_len, flags, file.as_raw_fd(), from)?;
-        (mapping._taken, mapping.unit) = (taken, unit);
+        (mapping._taken, mapping.unit, mapping.inode) = (taken, unit, Some(shape.inode));
         Ok(mapping.narrowed(skip, len))
     }
 
@@ -112,8 +114,9 @@ impl Mapping {
         }
         let base = NonNull::new(base.cast::<u8>()).expect("mmap does not return null");
         let (unit, guard) = (page_size(), None);
+        let (inode, whole) = (None, base);
         let mut mapping =
-            Self { start: base, len, whole: base, whole_len: len, unit, guard, _taken: None };
+            Self { start: base, len, whole, whole_len: len, unit, guard, inode, _taken: None };
         // Memory of our own cannot be cut short.
         if fd >= 0 {
             mapping.watch()?;
@@ -191,6 +194,12 @@ impl Mapping {
     /// How many bytes of it can be mapped by themselves.
     pub(super) fn unit(&self) -> usize {
         self.unit
+    }
+
+    /// True if both are of one file, whoever has opened it: what is written here may be seen there.
+    #[must_use]
+    pub fn is_of_the_file_of(&self, other: &Self) -> bool {
+        self.inode.is_some() && self.inode == other.inode
     }
 
     /// True once a part of the memory vanished because its file was cut short.

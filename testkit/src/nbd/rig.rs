@@ -2,6 +2,7 @@
 
 use crate::rig::{RigOptions, open_patiently};
 use crate::stalling::StallingStore;
+use ringway_aio::Engine;
 use ringway_disk::Disk;
 use ringway_export::{ExportOptions, PoolOptions, WorkerOptions, WorkerStats};
 use ringway_nbd::{Export, Listener, Pool, Portal, Server};
@@ -73,9 +74,22 @@ impl NbdRig {
     /// If the workers do not start.
     #[must_use]
     pub fn stalling(store: &StallingStore, disk: Disk, options: &RigOptions) -> Self {
-        let (store, worker) = (store.clone(), WorkerOptions::default());
-        let worker = WorkerOptions { polling: options.polling, ..worker };
-        let make = move |_| Ok(store.engine());
+        let store = store.clone();
+        Self::with_engines(disk, options, move || store.engine())
+    }
+
+    /// Serves `disk` with engines of the test's own, one per worker. Of the options, `disk` counts for nothing.
+    ///
+    /// # Panics
+    /// If the workers do not start, or the host has no socket for it.
+    #[must_use]
+    pub fn with_engines<E: Engine + 'static>(
+        disk: Disk,
+        options: &RigOptions,
+        make: impl Fn() -> E + Clone + Send + 'static,
+    ) -> Self {
+        let worker = WorkerOptions { polling: options.polling, ..WorkerOptions::default() };
+        let make = move |_| Ok(make());
         let pool = Pool::with_engines(options.workers, worker, Arc::new(|| {}), make);
         let (disk, pool) = (Arc::new(disk), pool.expect("workers start"));
         Self::with_pool(disk, pool, options, Duration::from_secs(20))

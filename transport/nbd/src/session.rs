@@ -307,7 +307,7 @@ impl<'a> Session<'a> {
             }
             Ok(None) => {
                 // It stays with its worker, with all its memory, until the disk answers.
-                self.export.fence(vec![promise]);
+                self.export.fence(vec![promise], None);
                 Err(Refusal::Stuck)
             }
             Err(error) => Err(Refusal::Worker(error)),
@@ -345,7 +345,7 @@ impl Session<'_> {
                 }
                 Err(RecvTimeoutError::Timeout) => {
                     if self.export.disk().may_outlive() || is_rung(self.stop) {
-                        self.export.fence(vec![promise]);
+                        self.export.fence(vec![promise], None);
                         return Ok(());
                     }
                 }

@@ -99,8 +99,10 @@ enum Refusal {
     Start(usize, StartError),
     #[error("queue {0}: the disk does not finish what is in flight")]
     Stuck(usize),
-    #[error("requests of an earlier connection are still in flight: their writes could land later")]
-    Fenced,
+    #[error(
+        "a worker of this disk has failed: what was in flight is not known, and nobody is served"
+    )]
+    Failed,
     #[error("a worker ended: {0}")]
     Worker(io::Error),
     #[error("the write cache is off, but what was written before cannot be made durable: {0}")]
@@ -171,6 +173,8 @@ pub struct Session {
     lock_wait: Option<LockWait>,
     /// When to ask for the image again.
     ask_again: Option<Instant>,
+    /// Queues are ready, and wait for what connections before this one have in flight.
+    behind_others: bool,
     /// A disk kept a queue from stopping: the connection has to end.
     stuck: bool,
     /// Queues that could not start, and why: nobody was told yet.
@@ -212,6 +216,7 @@ impl Session {
             owed: None,
             lock_wait: None,
             ask_again: None,
+            behind_others: false,
             stuck: false,
             failures: Vec::new(),
         };
@@ -293,6 +298,14 @@ impl Session {
         let Some(request) = message.request else {
             return Err(Refusal::NotOffered(message.code));
         };
+        let takes_memory = matches!(
+            request,
+            R::GET_VRING_BASE | R::RESET_DEVICE | R::SET_MEM_TABLE | R::REM_MEM_REG
+        );
+        if takes_memory && self.export.uses(&self.map) {
+            // Whoever is answered may use it otherwise.
+            return Ok(Answer::Later);
+        }
         match request {
             R::GET_FEATURES => Ok(Answer::u64(self.offered_features())),
             R::SET_FEATURES => self.set_features(message.u64(0)),

@@ -89,7 +89,7 @@ fn of_disks() -> Vec<Alert> {
             expr: state("stuck"),
             lasts: "1m",
             severity: "critical",
-            summary: "{{ $labels.disk }}: nobody is served before old requests are over",
+            summary: "{{ $labels.disk }}: what overlaps old requests waits for them",
             what_to_do: "Requests of an ended connection are still in flight on the host disk.",
         },
         Alert {

@@ -25,6 +25,9 @@ const VRING_F_LOG: u32 = 1;
 /// How often to say that a disk keeps a front-end waiting.
 const WAIT_REPORT: Duration = Duration::from_secs(5);
 
+/// How long a disk may take to finish what a front-end has in flight that has gone.
+const LEAVE_AFTER: Duration = Duration::from_millis(100);
+
 /// What became of a queue that was to start.
 enum Start {
     Runs,
@@ -239,6 +242,7 @@ impl Session {
     /// that changes something for it.
     fn try_to_start(&mut self) -> Result<Answer, Refusal> {
         self.collect_stopped();
+        self.behind_others = false;
         let (mut started, mut outcome) = (false, Ok(Answer::Ack));
         for at in 0..self.vrings.len() {
             if !self.vrings[at].is_ready() || self.map.regions().is_empty() {
@@ -274,8 +278,13 @@ impl Session {
             // It starts when the disk is resumed.
             return Ok(Start::Waits);
         }
-        if !self.export.is_clear() {
-            return Err(Refusal::Fenced);
+        if self.export.has_failed() {
+            return Err(Refusal::Failed);
+        }
+        self.behind_others = self.export.uses(&self.map) || !self.export.disk().may_outlive();
+        if self.behind_others {
+            // It starts when enough of that is over, and all that is in its memory.
+            return Ok(Start::Waits);
         }
         if !self.export.may_run(&mut self.lock_wait) {
             // It starts when the image's lock is ours.
@@ -360,6 +369,28 @@ impl Session {
     /// storage does later would be done to what has the guest's memory by then.
     pub(super) fn stop_some(&mut self, which: impl Fn(usize) -> bool) -> Result<(), Refusal> {
         self.stop_queues(which, true)
+    }
+
+    /// Stops all queues of a front-end that has gone. Nothing is told to it any more, and its record names what was in
+    /// flight; what the disk does not finish at once stays with its workers, so that the front-end, or another
+    /// one, may come back.
+    pub(super) fn leave(&mut self) -> Result<(), Refusal> {
+        for at in 0..self.vrings.len() {
+            if let Some(id) = self.vrings[at].worker_queue {
+                // A worker that has ended serves nothing any more.
+                let _ = self.export.worker(at).edit(id, Queue::mute);
+            }
+        }
+        let outcome = self.begin_stop(|_| true);
+        let deadline = Instant::now() + LEAVE_AFTER;
+        for at in 0..self.vrings.len() {
+            let left = deadline.saturating_duration_since(Instant::now());
+            if let Err(RecvTimeoutError::Timeout) = self.look_for_stopped(at, left) {
+                self.abandon_queues();
+                return Err(Refusal::Stuck(at));
+            }
+        }
+        outcome
     }
 
     /// Stops all queues, and waits for the disk no longer than it may take
@@ -477,6 +508,10 @@ impl Session {
                     );
                 }
             }
+            if patient && self.channel.is_closed() {
+                // Nobody waits for an answer, and the memory may be somebody else's.
+                return Ok(None);
+            }
             if waited >= most && !(patient && self.may_wait_on()) {
                 return Ok(None);
             }
@@ -500,7 +535,7 @@ impl Session {
     }
 
     /// Leaves queues to their workers, which keep them and their memory until the disk answers, and tell
-    /// nobody: the connection ends, and no other one starts before that.
+    /// nobody: the connection ends, and no other one with this memory starts before that.
     pub(super) fn abandon_queues(&mut self) {
         let mut promises = Vec::new();
         for (at, vring) in self.vrings.iter_mut().enumerate() {
@@ -516,7 +551,7 @@ impl Session {
                 }
             }
         }
-        self.export.fence(promises);
+        self.export.fence(promises, Some(&self.map));
         self.vrings = fresh_vrings(&self.export);
         self.stuck = true;
     }

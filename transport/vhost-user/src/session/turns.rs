@@ -2,6 +2,7 @@
 
 use super::{Ended, Session};
 use crate::message::{Event, MessageError};
+use crate::vring::Vring;
 use ringway_core::thread::panic_message;
 use ringway_export::Notice;
 use rustix::event::Timespec;
@@ -106,7 +107,10 @@ impl Session {
             }
             Ok(_) => Ended::ByPeer,
         };
-        let stopped = catch_unwind(AssertUnwindSafe(|| self.stop_in_time()));
+        let stopped = catch_unwind(AssertUnwindSafe(|| match ended {
+            Ended::ByPeer => self.leave(),
+            Ended::ByOrder => self.stop_in_time(),
+        }));
         if let Ok(Err(error)) = &stopped {
             self.tell_end(format_args!("could not stop all queues: {error}"));
         } else if let Err(panic) = &stopped {
@@ -150,11 +154,12 @@ impl Session {
         Ok(Served::Quiet)
     }
 
-    /// When to look again at what nobody rings for: the image's lock, queues that still stop, and whether a
-    /// front-end waits that nothing is read from.
+    /// When to look again at what nobody rings for: the image's lock, queues that still stop, here and of connections
+    /// that have ended, and whether a front-end waits that nothing is read from.
     fn next_look(&self) -> Option<Instant> {
         let lock = self.lock_wait.as_ref().map(|wait| wait.pause());
-        let waits = self.owed.is_some() || self.vrings.iter().any(|vring| vring.stopping.is_some());
+        let stop = |vring: &Vring| vring.stopping.is_some();
+        let waits = self.owed.is_some() || self.behind_others || self.vrings.iter().any(stop);
         let pause = lock.into_iter().chain(waits.then_some(LOOK_EVERY)).min()?;
         Some(Instant::now() + pause)
     }

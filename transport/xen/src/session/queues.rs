@@ -138,7 +138,7 @@ impl Session<'_> {
                     // They stay with their workers, with all they have mapped, until the disk
                     // answers; nobody is served before that.
                     let rest = std::iter::once((at, promise)).chain(stopping);
-                    self.export.fence(rest.map(|(_, promise)| promise).collect());
+                    self.export.fence(rest.map(|(_, promise)| promise).collect(), None);
                     return Err(Refusal::Stuck(at));
                 }
                 Err(error) => {
