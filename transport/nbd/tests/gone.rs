@@ -2,7 +2,7 @@
 //! dropped, what it was given counts until it is over.
 #![allow(missing_docs)]
 
-use ringway_disk::{CustomDisk, EngineKind, ErrorPolicy, OnError, Source};
+use ringway_disk::{Alignment, CustomDisk, EngineKind, ErrorPolicy, OnError, Source};
 use ringway_export::ChangeError;
 use ringway_testkit::StallingStore;
 use ringway_testkit::nbd::{CLOSED, Client, NbdRig, SIMPLE, STRUCTURED, command as c};
@@ -462,4 +462,82 @@ fn c59_what_is_tried_again_waits_for_late_writes() {
     replies(&mut client, 1);
     replies(&mut next, 1);
     assert_eq!((store.byte(0), store.byte(512)), (3, 3));
+}
+
+/// A disk whose engine takes one request at a time, or whole blocks of 4 KiB only: the next one waits for room, or for the
+/// block.
+fn narrow_rig(store: &StallingStore, blocks: bool) -> NbdRig {
+    let source = Source::Null { bytes: BYTES as u64, latency_us: 0 };
+    let options = RigOptions::new(source, EngineKind::Null).queues(4, if blocks { 2 } else { 1 });
+    let alignment = Alignment { memory: 512, offset: if blocks { 4096 } else { 1 } };
+    let disk = CustomDisk { alignment, ..CustomDisk::new(BYTES as u64) }.open(None).unwrap();
+    let (store, depth) = (store.clone(), if blocks { 1024 } else { 1 });
+    NbdRig::with_engines(disk, &options, move || store.engine_of(depth))
+}
+
+/// A write of 2 to the first sector that stalls, and one of 3 to the second that storage is not given meanwhile.
+fn two_in_a_row(rig: &NbdRig, store: &StallingStore) -> (Client, Client) {
+    store.stall(Some(2));
+    let (mut first, mut second) = (client_of(rig), client_of(rig));
+    first.ask(c::WRITE, 0, 1, (0, 512), &[2; 512]);
+    store.wait_stalled(1);
+    second.ask(c::WRITE, 0, 1, (512, 512), &[3; 512]);
+    until("it was taken", || in_flight(rig) == 2);
+    (first, second)
+}
+
+fn in_flight(rig: &NbdRig) -> usize {
+    rig.stats().iter().flat_map(|worker| &worker.queues).map(|queue| queue.in_flight).sum()
+}
+
+#[test]
+fn c59_what_waits_for_a_block_goes_with_its_connection() {
+    let store = StallingStore::new(BYTES);
+    let rig = narrow_rig(&store, true);
+    let (mut first, second) = two_in_a_row(&rig, &store);
+    drop(second);
+    until("it was dropped", || in_flight(&rig) == 1);
+    store.stall(None);
+    replies(&mut first, 1);
+    assert_eq!((store.byte(0), store.byte(512), rig.export().is_clear()), (2, 0, true));
+}
+
+/// It counts as with storage.
+#[test]
+fn c59_what_waits_for_room_in_the_engine_is_overtaken_by_nothing_newer() {
+    let store = StallingStore::new(BYTES);
+    let rig = narrow_rig(&store, false);
+    let (mut first, second) = two_in_a_row(&rig, &store);
+    drop(second);
+    until("it is known", || !rig.export().is_clear());
+    let mut third = client_of(&rig);
+    third.ask(c::WRITE, 0, 1, (512, 512), &[4; 512]);
+    until("it was taken", || in_flight(&rig) == 3);
+    store.stall(None);
+    replies(&mut first, 1);
+    replies(&mut third, 1);
+    assert_eq!((store.byte(0), store.byte(512)), (2, 4));
+    assert_eq!(store.asked(3), 1, "it was carried out before");
+}
+
+/// The server ends in order: what was taken is carried out, whatever it waits for.
+#[test]
+fn c59_what_waits_is_carried_out_when_the_server_ends() {
+    for blocks in [false, true] {
+        let store = StallingStore::new(BYTES);
+        let mut rig = narrow_rig(&store, blocks);
+        let (mut first, mut second) = two_in_a_row(&rig, &store);
+        let goes_on = std::thread::spawn({
+            let store = store.clone();
+            move || {
+                std::thread::sleep(Duration::from_millis(200));
+                store.stall(None);
+            }
+        });
+        rig.stop().unwrap();
+        goes_on.join().unwrap();
+        replies(&mut first, 1);
+        replies(&mut second, 1);
+        assert_eq!((store.byte(0), store.byte(512)), (2, 3), "{blocks}");
+    }
 }

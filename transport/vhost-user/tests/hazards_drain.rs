@@ -1,8 +1,8 @@
 //! Queues stop under full load, in every way there is: bounded, and not a byte of guest memory is
-//! written once the front-end has its answer. Rows A17, B7, B8, B12, B37 to B40 of docs/hazards.md.
+//! written once the front-end has its answer. Rows A17, B7, B8, B12, B37 to B40, C59 of docs/hazards.md.
 #![allow(missing_docs)]
 
-use ringway_disk::{CustomDisk, EngineKind, SimModel, Source};
+use ringway_disk::{Alignment, CustomDisk, EngineKind, SimModel, Source};
 use ringway_testkit::raw::{
     DATA, Desc, F_FLUSH, F_PACKED, F_VERSION_1, GUEST_BASE, MEMORY, RawGuest, USER_DELTA, halves,
     inflight_payload, request, words,
@@ -483,6 +483,86 @@ fn b39_nobody_goes_on_in_memory_that_storage_may_still_use() {
             let expected = if kind == READ { 0 } else { 2 };
             assert_eq!(guest.peek(DATA, 512), [expected; 512], "{kind}: before, or never");
             goes_on.join().unwrap();
+        }
+    }
+}
+
+/// What the second request of a guest waits for, while the first one is with storage.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Behind {
+    /// A late write that it overlaps.
+    Late,
+    /// A block of 4 KiB that both are in.
+    Block,
+    /// Room in the engine.
+    Engine,
+}
+
+/// A guest with a write of 2 that stalls, and one of 3 on another queue that waits.
+fn two_in_a_row(store: &StallingStore, behind: Behind) -> (Rig, RawGuest) {
+    let (workers, depth) = if behind == Behind::Engine { (1, 1) } else { (2, 64) };
+    let mut options = stuck(Duration::ZERO).queues(2, workers);
+    options.drain_max = PATIENCE;
+    let offset = if behind == Behind::Block { 4096 } else { 1 };
+    let alignment = Alignment { memory: 512, offset };
+    let disk = CustomDisk { alignment, ..CustomDisk::new(CAPACITY) }.open(None).unwrap();
+    let engines = store.clone();
+    let mut rig = Rig::with_engines(disk, &options, move || engines.engine_of(depth));
+    store.stall(Some(2));
+    let mut guest = RawGuest::start(rig.connect(), 2, 64, F_VERSION_1 | F_FLUSH);
+    guest.poke(DATA, &[2; 512]);
+    guest.poke(DATA + 0x1000, &[3; 1024]);
+    ask_at(&mut guest, 0, WRITE, (0, 512));
+    store.wait_stalled(1);
+    if behind == Behind::Late {
+        drop(rig.inspect(1, u64::MAX));
+        drop(rig.inspect(1_000_000_001, u64::MAX));
+    }
+    let place = if behind == Behind::Late { (0, 1024) } else { (1, 512) };
+    ask_at(&mut guest, 1, WRITE, place);
+    rig.wait_in_flight(2);
+    assert_eq!(store.asked(3), 0, "{behind:?}: it does not wait");
+    (rig, guest)
+}
+
+/// Its front-end goes: it is carried out, and before what comes later.
+#[test]
+fn c59_what_waits_when_a_front_end_goes_is_overtaken_by_nothing_newer() {
+    for behind in [Behind::Late, Behind::Block, Behind::Engine] {
+        let store = StallingStore::new(usize::try_from(CAPACITY).unwrap());
+        let (mut rig, guest) = two_in_a_row(&store, behind);
+        guest.client.hang_up();
+        rig.join_sessions();
+        let mut next = RawGuest::start(rig.connect(), 1, 64, F_VERSION_1 | F_FLUSH);
+        next.poke(DATA, &[4; 512]);
+        ask_at(&mut next, 0, WRITE, (1, 512));
+        rig.wait_in_flight(3);
+        store.stall(None);
+        assert!(next.next_used(0, PATIENCE).is_some(), "{behind:?}");
+        let first = if behind == Behind::Late { 3 } else { 2 };
+        assert_eq!((store.byte(0), store.byte(512)), (first, 4), "{behind:?}");
+    }
+}
+
+/// The daemon ends in order: it is carried out and answered.
+#[test]
+fn c59_what_waits_when_the_daemon_ends_is_carried_out() {
+    for behind in [Behind::Late, Behind::Block, Behind::Engine] {
+        let store = StallingStore::new(usize::try_from(CAPACITY).unwrap());
+        let (mut rig, mut guest) = two_in_a_row(&store, behind);
+        rig.order_to_stop();
+        let goes_on = std::thread::spawn({
+            let store = store.clone();
+            move || {
+                std::thread::sleep(Duration::from_millis(200));
+                store.stall(None);
+            }
+        });
+        rig.join_sessions();
+        goes_on.join().unwrap();
+        assert_eq!(store.byte(512), 3, "{behind:?}");
+        for queue in 0..2 {
+            assert!(guest.next_used(queue, Duration::ZERO).is_some(), "{behind:?}, {queue}");
         }
     }
 }
