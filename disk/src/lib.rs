@@ -69,6 +69,7 @@ mod memory_file;
 mod new_image;
 pub mod open;
 mod parts;
+mod places;
 mod queue;
 mod resize;
 mod snapshot;
@@ -90,6 +91,7 @@ pub use open::{
     Qcow2, Report, Source, lock_image, open, probe, reopen_for_writing, unlock_image,
 };
 pub use parts::Parts;
+pub use places::{Places, Share};
 pub use queue::{DiskQueue, Finished, Oldest, Overdue, Watcher};
 pub use resize::ResizeError;
 pub use ringway_image::ImageClient;

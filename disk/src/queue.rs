@@ -182,6 +182,7 @@ impl<C> DiskQueue<C> {
         tag: u16,
         result: i32,
     ) -> Option<Finished<C>> {
+        self.issuer.give_back();
         let result = injected!(result, {
             let now = self.issuer.operation(&self.slots, tag);
             let write =

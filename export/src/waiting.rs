@@ -3,7 +3,7 @@
 use crate::command::Stopped;
 use ringway_aio::FileId;
 use ringway_core::mem::HostRange;
-use ringway_disk::Disk;
+use ringway_disk::{Disk, Share};
 use std::io;
 use std::sync::Arc;
 use std::sync::mpsc::SyncSender;
@@ -25,6 +25,8 @@ pub(crate) enum Waiting<Q> {
 pub(crate) struct Flush {
     pub(crate) disk: Arc<Disk>,
     pub(crate) file: FileId,
+    /// Its place is one of the disk's.
+    pub(crate) share: Arc<Share>,
     /// The engine's.
     pub(crate) tag: u64,
     pub(crate) state: FlushState,
@@ -55,6 +57,7 @@ pub(crate) fn note_flush<Q>(waiting: &mut [Waiting<Q>], tag: u64, result: i32) {
     for waiting in waiting {
         let Waiting::Flush { flush, .. } = waiting else { continue };
         if flush.tag == tag {
+            flush.share.give_back();
             let again = matches!(-result, libc::EINTR | libc::EAGAIN) && flush.tries < RETRIES_MAX;
             flush.state = if again { FlushState::Ready } else { FlushState::Over(result) };
         }

@@ -28,7 +28,7 @@ use queue::{IDLE_TURNS_MAX, WorkerQueue};
 use ringway_aio::{Done, Engine, Reaped};
 use ringway_core::mem::poison_epoch;
 use ringway_core::{kill_point, panic_point};
-use ringway_disk::Disk;
+use ringway_disk::{Disk, Places};
 use std::io;
 use std::sync::Weak;
 use std::time::{Duration, Instant};
@@ -57,6 +57,8 @@ pub struct Worker<E: Engine, Q: QueueLifecycle> {
     waiting: Vec<Waiting<Q>>,
     /// Disks that it has or had queues of.
     known: Vec<Weak<Disk>>,
+    /// The engine's, divided among these.
+    places: Places,
     inbox: Inbox<Q>,
     reaped: Reaped,
     idle: Idle,

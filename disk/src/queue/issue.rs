@@ -5,6 +5,7 @@ mod setup;
 
 use super::slots::{Slots, Stage};
 use crate::disk::Disk;
+use crate::places::Share;
 use ringway_aio::{Engine, FileId, Full, Io, IoMemory, IoOp, Limits};
 use ringway_core::mem::{Segment, Segments};
 use ringway_core::{ByteRange, DataOp, Op, Request, Status};
@@ -68,6 +69,8 @@ pub(crate) struct Issuer {
     /// Those below it.
     pub(crate) others: Vec<FileId>,
     tag_base: u64,
+    /// The disk's part in the places of the engine, if others share it.
+    share: Option<Arc<Share>>,
     backlog: VecDeque<u16>,
     pub(crate) durable_writes: bool,
     /// Bytes of durable writes.
@@ -160,6 +163,9 @@ impl Issuer {
         operation: &Operation<'_>,
     ) -> Result<(), Full> {
         let Operation { op, file, range, segments } = *operation;
+        if self.share.as_ref().is_some_and(|share| !share.take()) {
+            return Err(Full);
+        }
         let file = match file {
             0 => self.file,
             other => self.others[usize::from(other) - 1],
@@ -176,10 +182,21 @@ impl Issuer {
         // until the operation's result came back (Slot invariant 1); bounce pages are kept in the
         // slot likewise. The file is attached as long as this queue exists.
         let queued = unsafe { engine.queue(&io) };
+        if queued.is_err() {
+            self.give_back();
+        }
         if self.durable_writes && queued.is_ok() && op == IoOp::WriteDurable {
             self.durable_bytes += range.len();
         }
         queued
+    }
+
+    /// An operation is over, or the engine has not taken it: its place is free.
+    #[inline(always)]
+    pub(crate) fn give_back(&self) {
+        if let Some(share) = &self.share {
+            share.give_back();
+        }
     }
 
     /// True if operations wait for room in the engine.

@@ -8,6 +8,7 @@ use super::{DiskQueue, merge};
 use crate::choices::CacheMode;
 use crate::disk::Disk;
 use crate::locks::Outliving;
+use crate::places::Share;
 use crate::stats::DiskStats;
 use ringway_aio::{FileId, Limits};
 use ringway_core::mem::HostRange;
@@ -66,6 +67,11 @@ impl<C> DiskQueue<C> {
         self.slow.peer_may_vanish = may;
     }
 
+    /// From now on operations take places of this part of the engine's: what finds none waits. Nothing may be in flight.
+    pub fn take_places_of(&mut self, share: Arc<Share>) {
+        self.issuer.set_share(share);
+    }
+
     /// From now on `wake` is called, from any thread, when something has happened elsewhere that requests of this queue
     /// wait for: [`DiskQueue::retry`] is to be called then. It must not block. Allocates.
     pub fn wake_by(&mut self, wake: impl Fn() + Send + Sync + 'static) {
@@ -74,7 +80,7 @@ impl<C> DiskQueue<C> {
     }
 
     /// Its engine has ended, or nobody knows what it does: no operation ends any more. A sync of the disk that was
-    /// under way has failed, and others are not kept waiting for it.
+    /// under way has failed, and others are kept waiting neither for it nor for erasures.
     #[cold]
     pub fn abandon_sync(&mut self) {
         self.slow.syncs.abandon(&self.issuer.disk);

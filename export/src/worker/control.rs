@@ -159,6 +159,7 @@ impl<E: Engine, Q: QueueLifecycle> Worker<E, Q> {
         self.name_memory();
         // First: whoever asked may let the disk go next, which is not for this thread to do.
         drop(disk);
+        self.places.divide();
         let _ = reply.send(Stopped { ring, stats, totals });
     }
 

@@ -46,7 +46,8 @@ impl<E: Engine, Q: QueueLifecycle> Worker<E, Q> {
                 };
                 // No more wait than there are.
                 let tag = (FLUSHES..).find(|&tag| !taken(tag)).unwrap_or(FLUSHES);
-                let flush = Flush { disk, file, tag, state: FlushState::Ready, tries: 0 };
+                let share = self.places.share(&disk);
+                let flush = Flush { disk, file, share, tag, state: FlushState::Ready, tries: 0 };
                 self.waiting.push(Waiting::Flush { flush, reply });
             }
             Err(error) => {
@@ -60,7 +61,7 @@ impl<E: Engine, Q: QueueLifecycle> Worker<E, Q> {
     #[cold]
     pub(super) fn begin_flush(&mut self, at: usize) {
         let Waiting::Flush { flush, .. } = &mut self.waiting[at] else { return };
-        if !matches!(flush.state, FlushState::Ready) {
+        if !matches!(flush.state, FlushState::Ready) || !flush.share.take() {
             return;
         }
         let io = Io {
@@ -75,6 +76,8 @@ impl<E: Engine, Q: QueueLifecycle> Worker<E, Q> {
         if unsafe { self.engine.queue(&io) }.is_ok() {
             flush.state = FlushState::InFlight;
             flush.tries += 1;
+        } else {
+            flush.share.give_back();
         }
     }
 

@@ -15,7 +15,7 @@ use crate::small_counts::SmallCounts;
 use crate::stats::WorkerStats;
 use ringway_aio::{Engine, Reaped};
 use ringway_core::mem::poison_epoch;
-use ringway_disk::{DiskQueue, ImageClient};
+use ringway_disk::{DiskQueue, ImageClient, Places};
 use std::io;
 use std::time::Instant;
 
@@ -26,14 +26,15 @@ impl<E: Engine, Q: QueueLifecycle> Worker<E, Q> {
     /// What the host says to listening to the inbox.
     pub fn new(mut engine: E, inbox: Inbox<Q>, options: &WorkerOptions) -> io::Result<Self> {
         engine.watch(INBOX_BELL, inbox.doorbell())?;
-        let depth = engine.limits().depth as usize;
-        let port = engine.limits().commands.filter(|_| Q::HAS_COMMANDS);
+        let limits = engine.limits().clone();
+        let (depth, port) = (limits.depth as usize, limits.commands.filter(|_| Q::HAS_COMMANDS));
         Ok(Self {
             engine,
             queues: Vec::new(),
             active: Vec::with_capacity(64),
             waiting: Vec::new(),
             known: Vec::new(),
+            places: Places::new(limits.depth),
             inbox,
             reaped: Reaped::with_capacity(depth, 256)
                 .with_commands(port.map_or(0, |port| port.depth as usize)),
@@ -85,6 +86,7 @@ impl<E: Engine, Q: QueueLifecycle> Worker<E, Q> {
                 return Err(error);
             }
         };
+        disk.take_places_of(self.places.share(disk.disk()));
         self.knows(disk.disk());
         self.queues.resize_with(self.queues.len().max(at + 1), || None);
         self.make_room();

@@ -4,6 +4,7 @@ mod deferred;
 mod flush;
 mod held;
 mod late;
+mod places;
 
 use super::*;
 use crate::command::{Alarm, QueueId, command_channel};

@@ -3,6 +3,7 @@
 use super::Issuer;
 use crate::choices::CacheMode;
 use crate::disk::Disk;
+use crate::places::Share;
 use crate::queue::slots::Slots;
 use ringway_aio::{Engine, FileId, Limits};
 use std::collections::VecDeque;
@@ -32,10 +33,16 @@ impl Issuer {
             file,
             others: Vec::new(),
             tag_base,
+            share: None,
             backlog: VecDeque::with_capacity(depth.into()),
             durable_writes: false,
             durable_bytes: 0,
         }
+    }
+
+    /// From now on its operations take places of this part.
+    pub(crate) fn set_share(&mut self, share: Arc<Share>) {
+        self.share = Some(share);
     }
 
     /// The disk's first file, as the engine knows it.
