@@ -89,7 +89,10 @@ impl<C> DiskQueue<C> {
     #[inline]
     #[must_use]
     pub fn has_deferred(&self) -> bool {
-        self.issuer.has_backlog() || self.slow.has_waiting() || self.slow.syncs.has_some()
+        self.issuer.has_backlog()
+            || self.slow.has_waiting()
+            || self.slow.syncs.has_some()
+            || self.slow.has_asked()
     }
 
     /// Takes a slot; `None` means leave the request in the ring.

@@ -33,8 +33,13 @@ use std::io;
 use std::sync::Weak;
 use std::time::{Duration, Instant};
 
-/// Turns between looks at the doorbells of sleeping queues while others keep the worker busy.
+/// Turns between looks at the doorbells of sleeping queues while others keep the worker busy, where an engine does not
+/// see them by itself.
 const DOORBELLS_EVERY: u64 = 256;
+
+/// Requests taken and operations ended after which it looks, however few turns that took: a turn of many full queues is a
+/// long time. A look is a system call, which is little beside these.
+const DOORBELLS_AFTER: usize = 64;
 
 /// Looks at the rings in between two turns while there is no work.
 const LINGER: u32 = 4;
@@ -67,6 +72,8 @@ pub struct Worker<E: Engine, Q: QueueLifecycle> {
     pinned: Option<Pinned>,
     sample_latency: bool,
     turns: u64,
+    /// Requests taken and operations ended since the last look at the doorbells.
+    unlooked: usize,
     spins: Spins,
     guest_calls: GuestCalls,
     begun: Instant,
@@ -145,8 +152,13 @@ impl<E: Engine, Q: QueueLifecycle> Worker<E, Q> {
         let answered = Q::HAS_COMMANDS && self.take_results();
         self.publish();
         self.turns = self.turns.wrapping_add(1);
-        if self.turns % DOORBELLS_EVERY == 0 {
+        self.unlooked += popped + completed;
+        let looks = self.turns % DOORBELLS_EVERY == 0;
+        if looks || self.unlooked >= DOORBELLS_AFTER {
+            self.unlooked = 0;
             self.engine.poll_doorbells()?;
+        }
+        if looks {
             self.tend_held();
         }
         let commanded = self.inbox.is_pending();

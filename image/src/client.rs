@@ -149,6 +149,13 @@ impl ImageClient {
         Ok(())
     }
 
+    /// True if there are questions whose answers were not taken.
+    #[inline]
+    #[must_use]
+    pub fn has_asked(&self) -> bool {
+        self.asked > 0
+    }
+
     /// The next answer, if there is one.
     ///
     /// # Errors

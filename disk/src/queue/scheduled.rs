@@ -133,6 +133,10 @@ impl<C> DiskQueue<C> {
     pub fn retry<E: Engine>(&mut self, engine: &mut E, budget: usize) {
         let has_room = self.issuer.retry(engine, &self.slots, budget);
         let (mut owner, _) = self.owner(engine);
+        // They lie in memory: an engine that sees doorbells only now and then does not have them wait.
+        if owner.slow.has_asked() {
+            owner.slow.take_answers(&mut owner.dispatch);
+        }
         if owner.slow.syncs.has_some() {
             owner.slow.tend_syncs(&mut owner.dispatch);
         }

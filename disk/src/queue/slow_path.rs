@@ -90,6 +90,12 @@ impl SlowPath {
         !self.waiting.is_empty() || !self.behind_late.is_empty()
     }
 
+    /// True if the thread of the image has not answered all questions, or that was not looked at.
+    #[inline]
+    pub(crate) fn has_asked(&self) -> bool {
+        self.client.as_ref().is_some_and(ImageClient::has_asked)
+    }
+
     /// Bytes of bounce pages in use.
     pub(crate) fn bounce_bytes(&self) -> usize {
         self.bounce.in_use()

@@ -362,3 +362,23 @@ fn an_image_without_its_thread_fails_requests() {
         assert_eq!(scene.take(), []);
     }
 }
+
+/// Engines that see doorbells by a system call look at them now and then; what the image's thread has answered is in
+/// memory, and is looked at each turn.
+#[test]
+fn a27_answers_of_an_images_thread_are_found_without_its_bell() {
+    let mut scene = Scene::plain();
+    let ask = Ask::new(Op::Write, 9 * CLUSTER, 4096);
+    scene.bench.start(&scene.memory, ask, 0);
+    assert!(scene.bench.queue.has_deferred() && !scene.bench.queue.has_to_look(), "its bell rings");
+    let begun = std::time::Instant::now();
+    let answer = loop {
+        scene.bench.queue.retry(&mut scene.bench.engine, 16);
+        if let Some(answer) = scene.bench.queue.take_late() {
+            break answer;
+        }
+        assert!(begun.elapsed().as_secs() < 60, "it is not looked at");
+        std::thread::yield_now();
+    };
+    assert_eq!((answer.status, scene.bench.queue.has_deferred()), (Status::Ok, false));
+}

@@ -43,6 +43,7 @@ impl<E: Engine, Q: QueueLifecycle> Worker<E, Q> {
             pinned: options.pin_memory.then(Pinned::default),
             sample_latency: options.sample_latency,
             turns: 0,
+            unlooked: 0,
             spins: Spins::default(),
             guest_calls: GuestCalls::default(),
             begun: Instant::now(),

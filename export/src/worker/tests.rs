@@ -1,6 +1,7 @@
 //! The loop with a queue of the test's own.
 
 mod deferred;
+mod doorbells;
 mod flush;
 mod held;
 mod late;
