@@ -11,7 +11,7 @@ use crate::layout::{Shape, corrupt};
 use crate::map::Map;
 use crate::table::{Place, Table};
 use crate::writer::Writer;
-use ringway_core::Op;
+use ringway_core::{ByteRange, Op};
 use std::fmt;
 use std::io;
 use std::sync::atomic::AtomicBool;
@@ -22,6 +22,13 @@ use std::time::{Duration, Instant};
 
 /// The most questions of a batch.
 const BATCH: usize = 64;
+
+/// The most clusters that a batch erases, of all questions together: what is planned of them lies in memory, and others
+/// wait meanwhile. Whoever asked is told how far it got, and asks again.
+const ERASED: u64 = 8192;
+
+/// The most bytes that a question may have written as zeroes, where clusters cannot be made to read as such.
+const ZEROED: u64 = 16 << 20;
 
 /// How long freed clusters wait at most for others to go with.
 const TIMEOUT: Duration = Duration::from_millis(500);
@@ -286,9 +293,11 @@ impl Work {
 
     fn carry_out(&mut self, mailbox: &Mailbox) {
         let batch = std::mem::take(&mut self.batch);
+        let erases = batch.iter().filter(|(_, ask)| erases(ask)).count() as u64;
+        let most = (ERASED / erases.max(1)).max(1);
         let asks = batch.iter().enumerate();
         let mut results: Vec<io::Result<u64>> =
-            asks.map(|(index, (_, ask))| self.carry_out_one(index, ask)).collect();
+            asks.map(|(index, (_, ask))| self.carry_out_one(index, ask, most)).collect();
         if let Some(writer) = &mut self.writer {
             for (index, error) in writer.finish_writes(&mut self.map) {
                 results[index] = Err(io::Error::from_raw_os_error(error));
@@ -317,11 +326,21 @@ impl Work {
         self.batch.clear();
     }
 
-    fn carry_out_one(&mut self, index: usize, ask: &Ask) -> io::Result<u64> {
+    /// Where the portion of `most` clusters ends with which an erasure begins.
+    fn end_of_portion(&mut self, ask: &Ask, most: u64) -> u64 {
+        let (range, size) = (ask.range, self.map.cluster());
+        let is_written = ask.op == Op::WriteZeroes && !self.map.zeroes_clusters();
+        let most = if is_written { most.min((ZEROED / size).max(1)) } else { most };
+        (range.offset() / size + most).saturating_mul(size).min(range.end())
+    }
+
+    /// Carries out a question, or the first `most` clusters of one that erases: how many bytes of it.
+    fn carry_out_one(&mut self, index: usize, ask: &Ask, most: u64) -> io::Result<u64> {
         if ask.op == Op::Flush {
             return Ok(0);
         }
         let cluster = ask.range.offset() / self.map.cluster();
+        let end_of_portion = self.end_of_portion(ask, most);
         self.map.load(cluster);
         if ask.op == Op::Read {
             return if ask.memory.is_null() { Ok(0) } else { self.read(ask) };
@@ -333,6 +352,8 @@ impl Work {
         if ask.op == Op::Write {
             return writer.write(&mut self.map, (index, ask), 0, range.len());
         }
+        let range =
+            ByteRange::new(range.offset(), end_of_portion - range.offset()).unwrap_or(range);
         let whole = self.map.whole_clusters(range);
         let (first, end) = (whole.start * size, (whole.end * size).min(range.end()));
         if ask.op == Op::WriteZeroes && (whole.is_empty() || !self.map.zeroes_clusters()) {
@@ -401,6 +422,11 @@ impl Work {
             }
         }
     }
+}
+
+/// True if a question takes clusters away, which may be many.
+fn erases(ask: &Ask) -> bool {
+    matches!(ask.op, Op::Discard | Op::WriteZeroes)
 }
 
 /// Those of a batch failed whose operation is one of these.

@@ -14,6 +14,7 @@ mod matrix;
 mod merge_cuts;
 mod missing;
 mod nth_call;
+mod portions;
 mod power_cuts;
 mod qemu;
 mod record;

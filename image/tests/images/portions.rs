@@ -1,0 +1,64 @@
+//! Requests for much of an image are carried out in portions, with those of others in between.
+
+use crate::disk::TestDisk;
+use ringway_core::mem::Segments;
+use ringway_core::{ByteRange, Op};
+use ringway_image::{Answer, Ask, Format, ImageClient, NewImage};
+use std::fs::File;
+use std::path::Path;
+use std::time::Duration;
+
+const CLUSTER: u64 = 512;
+/// What one portion has at most, in clusters.
+const PORTION: u64 = 8192;
+const BYTES: u64 = (3 * PORTION + 8) * CLUSTER;
+
+fn ask(client: &mut ImageClient, op: Op, at: u64, memory: &Segments) {
+    let range = ByteRange::new(at, BYTES - at).unwrap();
+    let range = if op == Op::Read { ByteRange::new(at, CLUSTER).unwrap() } else { range };
+    let ask = Ask { tag: 0, op, range, memory, skip: 0 };
+    // SAFETY: the list names no memory, and is kept until the answer.
+    unsafe { client.ask(ask) }.unwrap();
+}
+
+fn answer(client: &mut ImageClient) -> u64 {
+    loop {
+        if let Some(Answer { result, .. }) = client.take().expect("the thread lives") {
+            return u64::try_from(result).expect("it succeeds");
+        }
+        std::thread::sleep(Duration::from_micros(20));
+    }
+}
+
+#[test]
+fn d21_what_erases_goes_in_portions_and_others_go_on_in_between() {
+    for op in [Op::Discard, Op::WriteZeroes] {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("image.qcow2");
+        std::fs::write(folder.path().join("base.raw"), vec![1; BYTES as usize]).unwrap();
+        let backing = Some((Path::new("base.raw"), Format::Raw));
+        let new = NewImage { virtual_size: BYTES, cluster_bits: CLUSTER.ilog2(), backing };
+        new.write(&File::create_new(&path).unwrap()).unwrap();
+        let mut disk = TestDisk::open(&path, false);
+        let (mut one, mut other) = (disk.image.client(8).unwrap(), disk.image.client(8).unwrap());
+        let memory = Segments::with_capacity(1);
+        let (mut done, mut portions) = (0, 0);
+        while done < BYTES {
+            // Somebody else first: answered before all is done, not after it.
+            ask(&mut other, Op::Read, BYTES - CLUSTER, &memory);
+            ask(&mut one, op, done, &memory);
+            answer(&mut other);
+            let more = answer(&mut one);
+            assert!(more > 0 && more <= PORTION * CLUSTER, "{op:?}: {more} bytes at once");
+            (done, portions) = (done + more, portions + 1);
+            assert!(portions <= 4, "{op:?}: {done} bytes after {portions}");
+        }
+        assert_eq!((done, portions), (BYTES, 4), "{op:?}");
+        // Several at a time have one portion together.
+        (0..4).for_each(|_| ask(&mut one, op, 0, &memory));
+        let together: Vec<_> = (0..4).map(|_| answer(&mut one)).collect();
+        assert!(together.iter().all(|bytes| *bytes >= PORTION / 4 * CLUSTER), "{together:?}");
+        drop((one, other));
+        assert!(disk.read(0, BYTES as usize).iter().all(|byte| *byte == 0), "{op:?}");
+    }
+}
