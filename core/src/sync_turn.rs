@@ -127,8 +127,8 @@ impl SyncTurn {
         self.wake();
     }
 
-    /// Wakes all who sleep.
-    fn wake(&self) {
+    /// Wakes all who sleep: something has ended for which they may wait.
+    pub fn wake(&self) {
         let sleepers = self.sleepers();
         // Whoever looked before has the list, or is waiting by now.
         self.ends.notify_all();

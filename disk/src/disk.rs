@@ -15,7 +15,7 @@ use ringway_rbd::Image as RbdImage;
 use ringway_scheduler::SharedPolicy;
 use ringway_throttle::Member;
 use std::fs::File;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// An open disk, shared by all its queues.
@@ -51,6 +51,8 @@ pub struct Disk {
     pub(crate) failure_inherited: AtomicBool,
     /// Whose turn it is to make it durable.
     pub(crate) turn: Arc<SyncTurn>,
+    /// Erasures that its file is asked for now.
+    pub(crate) erases: AtomicU32,
     pub(crate) locks: RangeLocks,
     pub(crate) late: LateWrites,
     pub(crate) policy: SharedPolicy,

@@ -15,7 +15,7 @@ use ringway_core::Geometry;
 use ringway_nbd_client::{Connected, Remote};
 use ringway_scheduler::{SchedulerMode, SharedPolicy};
 use std::fs::File;
-use std::sync::atomic::{AtomicBool, AtomicU64};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// How many requests that change a disk may be in flight on all its queues together before the
@@ -136,6 +136,7 @@ impl From<Parts> for Disk {
             flush_failed: AtomicBool::new(false),
             failure_inherited: AtomicBool::new(false),
             turn: Arc::default(),
+            erases: AtomicU32::new(0),
             locks: RangeLocks::with_capacity(LOCKS_MAX),
             policy: SharedPolicy::new(parts.path),
             active: Mutex::new(Active {

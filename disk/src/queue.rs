@@ -92,6 +92,7 @@ impl<C> DiskQueue<C> {
         self.issuer.has_backlog()
             || self.slow.has_waiting()
             || self.slow.syncs.has_some()
+            || self.slow.erases.has_some()
             || self.slow.has_asked()
     }
 

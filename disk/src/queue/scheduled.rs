@@ -140,6 +140,9 @@ impl<C> DiskQueue<C> {
         if owner.slow.syncs.has_some() {
             owner.slow.tend_syncs(&mut owner.dispatch);
         }
+        if owner.slow.erases.has_some() {
+            owner.slow.tend_erases(&mut owner.dispatch);
+        }
         if has_room {
             owner.slow.retry(&mut owner.dispatch, budget);
         }

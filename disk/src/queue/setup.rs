@@ -76,7 +76,7 @@ impl<C> DiskQueue<C> {
     /// wait for: [`DiskQueue::retry`] is to be called then. It must not block. Allocates.
     pub fn wake_by(&mut self, wake: impl Fn() + Send + Sync + 'static) {
         let disk = Arc::clone(&self.issuer.disk);
-        self.slow.syncs.wake_by(&disk, wake);
+        self.slow.wake_by(&disk, wake);
     }
 
     /// Its engine has ended, or nobody knows what it does: no operation ends any more. A sync of the disk that was
@@ -84,6 +84,7 @@ impl<C> DiskQueue<C> {
     #[cold]
     pub fn abandon_sync(&mut self) {
         self.slow.syncs.abandon(&self.issuer.disk);
+        self.slow.erases.abandon(&self.issuer.disk);
     }
 
     /// From now on `watcher` is told of the memory that is written, also for requests in flight.

@@ -11,6 +11,7 @@
 //!             └── done, or failed ──► the answer
 //! ```
 
+mod erase;
 pub(crate) mod finish;
 mod hold;
 mod late;
@@ -24,12 +25,15 @@ use super::held::Held;
 use super::slots::{Finished, Stage};
 use crate::choices::{Alignment, CacheMode};
 use crate::disk::Disk;
+use erase::Erases;
 use late::BehindLate;
 use ringway_aio::{Engine, IoOp};
+use ringway_core::sync_turn::Sleeper;
 use ringway_core::{Op, Status};
 use ringway_image::ImageClient;
 use std::collections::VecDeque;
 use std::io;
+use std::sync::Arc;
 use sync::Syncs;
 
 /// What requests that are not one plain operation go through.
@@ -48,6 +52,9 @@ pub(crate) struct SlowPath {
     detours: DetourWatch,
     pub(crate) held: Held,
     pub(crate) syncs: Syncs,
+    pub(crate) erases: Erases,
+    /// It is woken when what it waits for has ended elsewhere.
+    sleeper: Option<Arc<Sleeper>>,
     /// First slots of runs that an image does not have in one piece, for a moment.
     pub(crate) scattered: VecDeque<u16>,
     /// The line to the image's thread, if the disk is no raw image.
@@ -69,6 +76,8 @@ impl SlowPath {
             detours: DetourWatch::default(),
             held: Held::new(depth),
             syncs: Syncs::new(depth),
+            erases: Erases::new(depth),
+            sleeper: None,
             scattered: VecDeque::with_capacity(match disk.image() {
                 Some(_) => depth.into(),
                 None => 0,
@@ -88,6 +97,18 @@ impl SlowPath {
     #[inline]
     pub(crate) fn has_waiting(&self) -> bool {
         !self.waiting.is_empty() || !self.behind_late.is_empty()
+    }
+
+    /// `wake` is called when something has ended for which this queue waits.
+    pub(crate) fn wake_by(&mut self, disk: &Disk, wake: impl Fn() + Send + Sync + 'static) {
+        self.sleeper = Some(disk.turn.sleeper(wake));
+    }
+
+    /// Whether the end of what others do is to wake the queue.
+    fn note_sleep(&self) {
+        if let Some(sleeper) = &self.sleeper {
+            sleeper.sleeps(self.syncs.waits() || self.erases.has_some());
+        }
     }
 
     /// True if the thread of the image has not answered all questions, or that was not looked at.
@@ -259,7 +280,7 @@ impl SlowPath {
         }
         slow.range = range;
         slow.part.clear();
-        d.issue(tag);
+        self.issue_erase(d, tag);
     }
 
     /// Write-zeroes where the file cannot do it by itself.

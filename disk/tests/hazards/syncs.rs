@@ -46,6 +46,11 @@ impl Gate {
         self.store().held.iter().filter(|held| held.2.is_none()).count()
     }
 
+    /// Operations that erase, begun so far.
+    fn erases(&self) -> usize {
+        self.store().asked.iter().filter(|op| !op.moves_data() && **op != IoOp::Sync).count()
+    }
+
     /// The only one ends so.
     #[track_caller]
     pub(crate) fn end(&self, result: i32) {
@@ -418,4 +423,48 @@ fn c61_the_thread_of_an_image_takes_the_same_turn() {
             grows.join().unwrap().unwrap();
         });
     }
+}
+
+/// A file system may take long for each, and they go to threads that all disks share.
+#[test]
+fn d22_few_erasures_of_a_disk_are_under_way_at_a_time() {
+    let memory = Memory::new(4096, 0);
+    let (gate, mut benches) = two(CacheMode::Writeback);
+    let rung = Arc::new(AtomicUsize::new(0));
+    let counted = Arc::clone(&rung);
+    benches[1].queue.wake_by(move || {
+        counted.fetch_add(1, SeqCst);
+    });
+    let zeroes = |context: u64| Ask::new(Op::WriteZeroes, context * 4096, 4096);
+    (0..10).for_each(|context| benches[0].start(&memory, zeroes(context), context));
+    (10..12).for_each(|context| benches[1].start(&memory, zeroes(context), context));
+    assert_eq!(gate.erases(), 4, "of the disk, whatever its queues");
+    // Others go past them.
+    benches[0].start(&memory, Ask::new(Op::Read, 0, 4096), 12);
+    let mut answers = Vec::new();
+    benches[1].turn(&mut answers);
+    assert!(answers.is_empty() && !benches[1].queue.has_to_look(), "it is woken instead");
+    benches[0].turn(&mut answers);
+    assert_eq!((answers.len(), gate.erases(), rung.load(SeqCst)), (5, 8, 1));
+    let mut rest = turns(&mut benches);
+    rest.sort_by_key(|answer| answer.0);
+    assert_eq!(rest, (4..12).map(|context| (context, Status::Ok)).collect::<Vec<_>>());
+    assert_eq!(gate.erases(), 12);
+    // Those that have not begun are dropped with their client, and leave their places to others.
+    (0..6).for_each(|context| benches[0].start(&memory, zeroes(context), context));
+    let [first, _] = &mut benches;
+    first.queue.drop_waiting(&mut first.engine);
+    let mut dropped = turns(&mut benches);
+    dropped.sort_by_key(|answer| answer.0);
+    assert_eq!(dropped.iter().filter(|answer| answer.1 == Status::IoError).count(), 2);
+    assert_eq!((dropped.len(), gate.erases()), (6, 16));
+    // One that is interrupted, or whose engine has gone, gives its place back.
+    (0..4).for_each(|context| benches[0].start(&memory, zeroes(context), context));
+    benches[1].start(&memory, zeroes(4), 4);
+    let [first, mut second] = benches;
+    drop(first);
+    assert!(rung.load(SeqCst) > 1);
+    let mut answers = Vec::new();
+    (0..2).for_each(|_| second.turn(&mut answers));
+    assert_eq!(answers.len(), 1);
 }

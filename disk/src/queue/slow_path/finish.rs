@@ -30,6 +30,9 @@ impl SlowPath {
             }
             leave_whole(d, tag);
         }
+        if d.slots.get(tag).stage == Stage::Erase {
+            self.end_erase(d);
+        }
         let was_mapped = self.leave_place(d, tag);
         let Ok(moved) = u64::try_from(result) else {
             return self.failed(d, tag, result.saturating_neg());
@@ -135,7 +138,9 @@ impl SlowPath {
                 slow.retries += 1;
                 d.slots.stats.continued += 1;
                 match stage {
-                    Stage::Part | Stage::Asked | Stage::Entries => self.advance(d, tag),
+                    Stage::Part | Stage::Asked | Stage::Entries | Stage::Erase => {
+                        self.advance(d, tag)
+                    }
                     _ => d.issue(tag),
                 }
                 None

@@ -159,6 +159,7 @@ impl SlowPath {
             self.answer(d, tag, Status::IoError);
         }
         self.drop_joined(d);
+        self.drop_erases(d);
     }
 
     /// The disk may have another size by now, which would have been looked at when it began.

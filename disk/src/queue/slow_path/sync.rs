@@ -13,10 +13,9 @@ use crate::disk::Disk;
 use crate::queue::dispatch::Dispatch;
 use crate::queue::slots::{Finished, Stage};
 use ringway_aio::{Engine, IoOp};
-use ringway_core::sync_turn::{Sleeper, pause_before_sync};
+use ringway_core::sync_turn::pause_before_sync;
 use ringway_core::{ByteRange, Status};
 use std::collections::VecDeque;
-use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 
 /// No time at which anything is due.
@@ -34,19 +33,18 @@ pub(crate) struct Syncs {
     owner: Option<u16>,
     /// When that is begun again, in the disk's time.
     again_ns: u64,
-    sleeper: Option<Arc<Sleeper>>,
 }
 
 impl Syncs {
     /// For a queue of `depth` slots. Allocates; call at start only.
     pub(super) fn new(depth: u16) -> Self {
         let joined = VecDeque::with_capacity(depth.into());
-        Self { joined, owner: None, again_ns: NEVER, sleeper: None }
+        Self { joined, owner: None, again_ns: NEVER }
     }
 
-    /// `wake` is called when a sync for which this queue waits has ended.
-    pub(crate) fn wake_by(&mut self, disk: &Disk, wake: impl Fn() + Send + Sync + 'static) {
-        self.sleeper = Some(disk.turn.sleeper(wake));
+    /// True if some wait for a sync.
+    pub(super) fn waits(&self) -> bool {
+        !self.joined.is_empty()
     }
 
     /// True if [`SlowPath::tend_syncs`] may have something to do.
@@ -67,10 +65,6 @@ impl Syncs {
             disk.flush_has_failed();
             disk.turn.end();
         }
-    }
-
-    fn sleeps(&self, sleeps: bool) {
-        self.sleeper.iter().for_each(|sleeper| sleeper.sleeps(sleeps));
     }
 }
 
@@ -103,7 +97,7 @@ impl SlowPath {
             self.begin_again(d);
         }
         // Before looking: what changes afterwards rings.
-        self.syncs.sleeps(!self.syncs.joined.is_empty());
+        self.note_sleep();
         while let Some(&(tag, number)) = self.syncs.joined.front() {
             let ended = d.issuer.disk.turn.has_ended(number);
             let failed = self.has_failed(d);
@@ -122,9 +116,7 @@ impl SlowPath {
             self.syncs.joined.pop_front();
             self.begin(d, tag);
         }
-        if self.syncs.joined.is_empty() {
-            self.syncs.sleeps(false);
-        }
+        self.note_sleep();
     }
 
     /// True if a sync has failed: this one, or one by whomever. No later one may succeed.
@@ -192,11 +184,12 @@ impl SlowPath {
     ) -> Finished<C> {
         let failed = self.has_failed(d);
         self.syncs.owner = None;
-        // It looks itself.
-        self.syncs.sleeps(false);
+        // It looks itself, also for erasures that wait.
+        self.sleeper.iter().for_each(|sleeper| sleeper.sleeps(false));
         d.issuer.disk.set_flushing(false);
         d.issuer.disk.turn.end();
         self.tend_syncs(d);
+        self.tend_erases(d);
         self.end(d, tag, if failed { Status::IoError } else { Status::Ok })
     }
 
