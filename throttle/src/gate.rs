@@ -47,10 +47,12 @@ impl Tap {
         Self { member, kind, part, portion, credit, claimed, ripe_at, shut_until }
     }
 
-    /// Whether it counts such requests; those that are neither reads nor change the disk cost nothing.
+    /// Whether it counts such requests. A flush is a request of no bytes, and neither a read nor a write; what only asks
+    /// for a name costs nothing.
     fn counts(&self, op: Op) -> bool {
         match self.kind {
-            LimitKind::Iops | LimitKind::Bps => op == Op::Read || op.changes_disk(),
+            LimitKind::Iops => op == Op::Read || op == Op::Flush || op.changes_disk(),
+            LimitKind::Bps => op == Op::Read || op.changes_disk(),
             LimitKind::IopsRead | LimitKind::BpsRead => op == Op::Read,
             LimitKind::IopsWrite | LimitKind::BpsWrite => op.changes_disk(),
         }

@@ -239,8 +239,8 @@ fn large_requests_count_several_times() {
     assert!(within(0.5, passed, 10_100 * 2 / 5, 2), "{passed}");
 }
 
-/// A limit of writes does not keep reads waiting, but those behind a write that waits; flushes cost
-/// nothing.
+/// A limit of writes does not keep reads waiting, but those behind a write that waits; flushes are no
+/// writes.
 #[test]
 fn reads_do_not_wait_for_the_limit_of_writes() {
     let member = Member::alone(&avg(LimitKind::BpsWrite, 1000)).unwrap();
@@ -257,6 +257,16 @@ fn reads_do_not_wait_for_the_limit_of_writes() {
     assert!((0..1000).all(|_| pass(Op::Read) && pass(Op::Flush)), "nothing else is limited");
     assert!(pass(Op::Write), "one is taken before anybody knows what it is");
     assert!(!pass(Op::Read), "and then the queue waits");
+}
+
+/// Each has the disk write what its cache has: a guest that asks for nothing else is held to a limit of requests, too.
+#[test]
+fn a_limit_of_all_requests_counts_flushes() {
+    let member = Member::alone(&avg(LimitKind::Iops, 1000)).unwrap();
+    let mut queue = [Queue::new(vec![member], Op::Flush, 0)];
+    run(&mut queue, SECOND, 10 * SECOND, 1000);
+    let passed = queue[0].passed;
+    assert!(within(0.5, passed, 10_100, 2), "{passed}");
 }
 
 /// What a queue does not use is not lost for long, and a queue without requests takes nothing.
