@@ -981,3 +981,48 @@ fn e31_a_daemon_ends_after_the_removals_that_are_under_way() {
         });
     }
 }
+
+/// A disk is removed while its process is being started again: that has said that it is ready, and hears that it is
+/// to end instead of that it is to serve.
+#[test]
+fn c63_a_clone_goes_with_a_disk_that_is_removed_before_it_is_served_again() {
+    use ringway_control::config::{DaemonArgs, DiskArgs};
+    use std::os::fd::AsRawFd;
+    for removed in [false, true] {
+        let dir = folder();
+        let dir = dir.path();
+        let clone = ["top.qcow2", "--base", "disk.img", "--base-format", "raw", "--socket", "s"];
+        Daemon::serve(dir, &[&clone[..], &["--ephemeral"]].concat()).kill();
+        assert!(dir.join("top.qcow2").exists());
+        let disk: DiskArgs = serde_json::from_value(serde_json::json!({
+            "image": dir.join("top.qcow2"), "base": dir.join("disk.img"), "base-format": "raw",
+            "socket": dir.join("s"), "ephemeral": true, "lock-wait": 30,
+        }))
+        .unwrap();
+        let daemon = DaemonArgs { state_dir: Some(dir.join("state")), ..DaemonArgs::default() };
+        let setup = serde_json::json!({
+            "disk": disk, "daemon": daemon, "commanded": true, "sampled": false,
+            "name": "top.qcow2", "files": { "images": [], "others": [] }, "log_format": null,
+            "log_level": null,
+        });
+        let (mut ours, theirs) = UnixStream::pair().unwrap();
+        rustix::io::fcntl_setfd(&theirs, rustix::io::FdFlags::empty()).unwrap();
+        let mut command = ringway();
+        let number = theirs.as_raw_fd().to_string();
+        let mut process = command.args(["serve", "--isolated", &number]).spawn().unwrap();
+        drop(theirs);
+        ours.set_read_timeout(Some(PATIENCE)).unwrap();
+        ours.write_all(format!("{setup}\n").as_bytes()).unwrap();
+        let mut ear = BufReader::new(ours.try_clone().unwrap());
+        let mut said = String::new();
+        ear.read_line(&mut said).unwrap();
+        assert!(said.contains("Ready"), "{said}");
+        ours.write_all(format!("{{\"Stop\":{removed}}}\n").as_bytes()).unwrap();
+        said.clear();
+        ear.read_line(&mut said).unwrap();
+        assert!(said.contains("Stopped") && said.contains("\"clear\":true"), "{said}");
+        assert!(crate::common::wait(&mut process, PATIENCE).is_some(), "it does not end");
+        assert_eq!(dir.join("top.qcow2").exists(), !removed);
+        assert!(!dir.join("s").exists());
+    }
+}

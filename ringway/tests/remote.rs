@@ -339,6 +339,40 @@ fn f17_a_daemon_that_ends_has_its_server_flush_and_one_that_is_killed_leaves_a_m
     }
 }
 
+/// Nobody can come after the front-end of an inherited socket: the daemon ends by itself, in the same order.
+#[test]
+fn c63_a_disk_that_ends_by_itself_has_its_server_flush() {
+    let dir = folder();
+    let path = dir.path();
+    let args = ["--filter=log", "memory", "8M", "logfile=asked"];
+    let Some(_server) = nbdkit(path, &args) else { return };
+    let flushes = || {
+        let asked = std::fs::read_to_string(path.join("asked")).unwrap();
+        asked.lines().filter(|line| line.contains(" Flush ")).count()
+    };
+    let (ours, theirs) = UnixStream::pair().unwrap();
+    let keep = |on: bool| {
+        let flags = if on { rustix::io::FdFlags::CLOEXEC } else { rustix::io::FdFlags::empty() };
+        rustix::io::fcntl_setfd(&theirs, flags).unwrap();
+    };
+    let fd = std::os::fd::AsRawFd::as_raw_fd(&theirs).to_string();
+    let export = format!("nbd:unix:{}/n.sock", path.display());
+    keep(false);
+    let words = [&export, "--fd", &fd, "--queues", "1", "--state-dir", "state"];
+    let mut daemon = Daemon::serve(path, &words);
+    keep(true);
+    let mut device = ringway_driver::Options::new().over(ours).unwrap();
+    let mut queue: BlkQueue<()> = device.queue().unwrap();
+    assert!(crate::common::write(&device, &mut queue, 3, 7));
+    assert_eq!(flushes(), 1, "the first request is one");
+    drop(queue);
+    device.stop().unwrap();
+    assert_eq!(daemon.wait().0.code(), Some(0), "{}", daemon.log());
+    assert!(flushes() > 1, "none was sent at the end");
+    let left = std::fs::read_dir(path.join("state")).unwrap().count();
+    assert_eq!(left, 0, "nothing is owed: {}", daemon.log());
+}
+
 #[test]
 fn f17_a_pause_of_an_export_is_kept_or_refused() {
     let dir = folder();

@@ -2,9 +2,11 @@
 //! the daemon.
 
 use crate::disks::Disks;
+use crate::served::Served;
 use ringway_terminal::logging;
 use std::io;
 use std::sync::atomic::Ordering::SeqCst;
+use std::sync::mpsc::sync_channel;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
@@ -13,6 +15,8 @@ use std::time::{Duration, Instant};
 const DAEMON_MAX: Duration = Duration::from_secs(75);
 /// How long the end of a disk's own process may take, so that the daemon still hears of it.
 const INSIDE_MAX: Duration = Duration::from_secs(50);
+/// How long the helper may take after that to let go what is kept of disks that have ended.
+const LET_GO_MAX: Duration = Duration::from_secs(2);
 
 /// From now on the process ends in time: with status 1 and a line for each disk that has not, if it
 /// has not ended by itself.
@@ -30,16 +34,14 @@ pub(crate) fn begin(disks: &Arc<Disks>, inside: bool) -> io::Result<()> {
             // Nobody unparks this thread.
             std::thread::park_timeout(left);
         }
-        for disk in served.iter().filter_map(Weak::upgrade) {
+        let served: Vec<_> = served.iter().filter_map(Weak::upgrade).collect();
+        for disk in &served {
             let name = disk.export.disk().name();
             if !disk.ended.load(SeqCst) || !disk.export.is_clear() {
                 tracing::error!(disk = name, "does not end: the daemon ends without it");
-            } else if disk.export.disk().image().is_none() {
-                // Nothing of it can land any more, and what else is open may close late. Tables of an image
-                // may be written until this process ends.
-                disk.export.disk().unlock();
             }
         }
+        let_go(served);
         for disk in isolated.into_iter().filter(|disk| !disk.has_ended()) {
             let (name, process) = (disk.image(), disk.facts(None).process);
             tracing::error!(disk = name, process, "its process does not end: it is left behind");
@@ -50,6 +52,20 @@ pub(crate) fn begin(disks: &Arc<Disks>, inside: bool) -> io::Result<()> {
         unsafe { libc::_exit(1) }
     })?;
     Ok(())
+}
+
+/// Lets others have what nothing can land on any more, as what else is open may close late. Tables of an image may be
+/// written until this process ends, so its lock goes then. A helper that does not answer is not waited for.
+fn let_go(served: Vec<Arc<Served>>) {
+    let (done, all) = sync_channel(1);
+    let leave = move || {
+        served.iter().for_each(|disk| disk.let_go());
+        // Nobody may wait for it any more.
+        let _ = done.send(());
+    };
+    if std::thread::Builder::new().name("let-go".into()).spawn(leave).is_ok() {
+        let _ = all.recv_timeout(LET_GO_MAX);
+    }
 }
 
 /// `limit`, or the part of it that a test wants: `RINGWAY_END=25` ends three times as early as 75 seconds.

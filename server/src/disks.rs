@@ -93,7 +93,7 @@ pub(crate) struct Disks {
     /// Held while a disk is added; false once none may be added any more.
     open: Mutex<bool>,
     pub(super) removed: AtomicBool,
-    pub(crate) removals: Removals,
+    pub(crate) removals: Arc<Removals>,
     /// Who serves front-ends, once there is a disk for these.
     session_threads: Mutex<Option<SessionThreads>>,
     pub(super) bell: Arc<Bell>,
@@ -174,7 +174,7 @@ impl Disks {
             engines: Mutex::default(),
             open: Mutex::new(true),
             removed: AtomicBool::new(false),
-            removals: Removals::default(),
+            removals: Arc::default(),
             session_threads: Mutex::default(),
             bell: Arc::new(Bell::new()?),
             begun: Instant::now(),
@@ -310,6 +310,7 @@ impl Disks {
             if !served.is_leaving() && served.ended.load(SeqCst) {
                 let outcome = served.join();
                 self.forget(&served);
+                self.part_from(served);
                 outcome.transpose()?;
             }
         }
@@ -317,6 +318,24 @@ impl Disks {
             bail!("the thread of a disk that was being removed panicked; the log says why");
         }
         Ok(!lock(&self.list).is_empty() || !lock(&self.isolated).is_empty())
+    }
+
+    /// Leaves a disk in order that has ended by itself: a server may take its time to flush, and others are served
+    /// meanwhile. The daemon ends after that.
+    fn part_from(&self, served: Arc<Served>) {
+        let parting = self.removals.begin();
+        let (disk, part) = (Arc::clone(&served), |served: &Served| {
+            served.flush_server();
+            served.leave();
+            served.end_server();
+        });
+        let parted = std::thread::Builder::new().name("part".into()).spawn(move || {
+            part(&disk);
+            drop((disk, parting));
+        });
+        if parted.is_err() {
+            part(&served);
+        }
     }
 
     /// Stops all disks at once and waits for them, and for those that others are removing.
@@ -347,7 +366,7 @@ impl Disks {
             // Its clone may be another daemon's, or about to be.
             let ours = removed && served.export.end_image(served.device.is_some());
             served.end_clone(ours);
-            leave(&served);
+            served.leave();
             self.forget(&served);
         }
         for disk in isolated {
@@ -355,14 +374,5 @@ impl Disks {
         }
         self.removals.wait();
         outcome
-    }
-}
-
-/// Leaves what outlives this process of a disk that is served no more, while its lock is ours: whoever serves it next
-/// may be waiting for that. What is in flight still is as in a process that is killed.
-fn leave(served: &Served) {
-    let disk = served.export.disk();
-    if served.export.is_clear() && disk.leave_image().is_ok() {
-        disk.leave_state();
     }
 }

@@ -178,6 +178,19 @@ impl Served {
         }
     }
 
+    /// Leaves its image and what outlives this process, once nobody changes the image's files any more.
+    pub(super) fn leave(&self) {
+        let _files = lock(&self.files_change);
+        self.export.leave_image();
+    }
+
+    /// As [`Served::leave`], and others may have its image at once; if nobody has to be waited for.
+    pub(super) fn let_go(&self) {
+        if let Ok(_files) = self.files_change.try_lock() {
+            let _ = self.ended.load(SeqCst) && self.export.let_go();
+        }
+    }
+
     /// Its image stays, whatever was said of it, unless the disk is `removed`, its image was ours until then,
     /// and it is ephemeral: if its guest has left, it is somebody else's.
     pub(super) fn end_clone(&self, removed: bool) {

@@ -96,6 +96,32 @@ impl<Q: QueueLifecycle> Export<Q> {
         state == LockState::Held
     }
 
+    /// This process is about to end in order: what is known of its image is in its file after this, and what outlives
+    /// the process is left, both while the lock is ours. Whoever serves it next may be waiting for that, which goes
+    /// with the process. Waits for what changes the image or gives it up. What is in flight still is as in a process
+    /// that is killed.
+    pub fn leave_image(&self) {
+        let _alone = lock(&self.changing);
+        let ours = *lock(&self.image_lock.state) != LockState::Free;
+        if ours && self.is_clear() && self.disk.leave_image().is_ok() {
+            self.disk.leave_state();
+        }
+    }
+
+    /// As [`Export::leave_image`], of an image without tables, which others may have at once; nothing is waited for.
+    /// False, and nothing is done, while something of it is in flight, or somebody changes the image or gives it up.
+    #[must_use]
+    pub fn let_go(&self) -> bool {
+        let Ok(_alone) = self.changing.try_lock() else { return false };
+        let ours = *lock(&self.image_lock.state) != LockState::Free;
+        if !ours || !self.is_clear() || self.disk.image().is_some() {
+            return false;
+        }
+        self.disk.leave_state();
+        self.disk.unlock();
+        true
+    }
+
     /// A queue is ready to run: true if it may. If not, whoever asks does so again after
     /// [`LockWait::pause`].
     pub fn may_run(&self, wait: &mut Option<LockWait>) -> bool {
@@ -283,6 +309,136 @@ fn release(disk: &Disk, state: &Mutex<LockState>, changing: &Mutex<()>, pass: Op
         if let Some(pass) = pass {
             let (disk, suppressed) = (name, pass.suppressed);
             info!(disk, suppressed, "the guest has left during a migration: its image is unlocked");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::command::command_channel;
+    use crate::export::ExportOptions;
+    use crate::memory::SharedMemory;
+    use crate::queue::{Armed, Broken, Pop, RequestQueue};
+    use ringway_core::{Request, Status};
+    use ringway_disk::{OpenOptions, STATE_FILE_BYTES, Source, lock_image, open};
+    use std::fs::File;
+    use std::io;
+    use std::os::fd::RawFd;
+    use std::path::PathBuf;
+    use std::sync::atomic::AtomicBool;
+    use std::sync::mpsc::{SyncSender, sync_channel};
+
+    /// Queues of which there are none.
+    enum Never {}
+
+    impl RequestQueue for Never {
+        type Token = ();
+
+        fn pop(&mut self, _: &mut Request) -> Result<Pop<()>, Broken> {
+            match *self {}
+        }
+
+        fn has_work(&self) -> bool {
+            match *self {}
+        }
+
+        fn effort(&self) -> u32 {
+            match *self {}
+        }
+
+        fn complete(&mut self, (): (), _: Status, _: u32) {
+            match *self {}
+        }
+
+        fn publish(&mut self) -> io::Result<()> {
+            match *self {}
+        }
+
+        fn arm(&mut self) -> Result<Armed, Broken> {
+            match *self {}
+        }
+
+        fn disarm(&mut self) {
+            match *self {}
+        }
+    }
+
+    impl QueueLifecycle for Never {
+        fn doorbell(&self) -> RawFd {
+            match *self {}
+        }
+
+        fn depth(&self) -> u16 {
+            match *self {}
+        }
+
+        fn shared_memory(&self) -> Option<&dyn SharedMemory<()>> {
+            match *self {}
+        }
+    }
+
+    /// Leaving what is kept of a disk takes its time, as a helper has to be asked.
+    struct Slow {
+        image: PathBuf,
+        begun: SyncSender<()>,
+        was_free: Arc<AtomicBool>,
+    }
+
+    impl Drop for Slow {
+        fn drop(&mut self) {
+            self.begun.send(()).unwrap();
+            let begun = Instant::now();
+            while begun.elapsed() < Duration::from_millis(300) {
+                let other = File::options().read(true).write(true).open(&self.image).unwrap();
+                if lock_image(&other, false).is_ok() {
+                    self.was_free.store(true, SeqCst);
+                }
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        }
+    }
+
+    /// An end in order while the guest leaves: whoever comes first leaves what is kept of the disk, and nobody gives
+    /// the lock up before that is done.
+    #[test]
+    fn c63_the_lock_stays_until_what_outlives_the_process_was_left() {
+        for stops_first in [true, false] {
+            let folder = tempfile::tempdir().unwrap();
+            let image = folder.path().join("image");
+            File::create_new(&image).unwrap().set_len(1 << 20).unwrap();
+            let state = tempfile::tempfile().unwrap();
+            state.set_len(STATE_FILE_BYTES).unwrap();
+            let mut options = OpenOptions::new(Source::Path(image.clone()));
+            options.raw = true;
+            let disk = Arc::new(open(&options).unwrap());
+            let ((begun, has_begun), was_free) = (sync_channel(1), Arc::default());
+            let slow = Slow { image: image.clone(), begun, was_free: Arc::clone(&was_free) };
+            disk.keep_state(&state, Arc::new(slow)).unwrap();
+            let (handle, _inbox) = command_channel::<Never>().unwrap();
+            let shape = ExportOptions { queues: 1, queue_size: 64 };
+            let export = Export::new(disk, shape, vec![handle], 0);
+            std::thread::scope(|scope| {
+                if stops_first {
+                    scope.spawn(|| export.leave_image());
+                    has_begun.recv().unwrap();
+                    export.rings_stopped(true);
+                    assert!(!export.let_go(), "somebody leaves it");
+                } else {
+                    export.rings_stopped(true);
+                    has_begun.recv().unwrap();
+                    assert!(!export.let_go(), "somebody gives it up");
+                    export.leave_image();
+                }
+            });
+            assert!(!was_free.load(SeqCst), "stops first: {stops_first}");
+            // The guest has left: in the end others have it.
+            let other = File::options().read(true).write(true).open(&image).unwrap();
+            let begun = Instant::now();
+            while lock_image(&other, false).is_err() {
+                assert!(begun.elapsed() < Duration::from_secs(60), "it is locked for ever");
+                std::thread::sleep(Duration::from_millis(1));
+            }
         }
     }
 }

@@ -46,6 +46,12 @@ pub trait Offered: Send + Sync {
     /// As [`Export::end_image`].
     fn end_image(&self, guest_ends: bool) -> bool;
 
+    /// As [`Export::leave_image`].
+    fn leave_image(&self);
+
+    /// As [`Export::let_go`].
+    fn let_go(&self) -> bool;
+
     /// As [`Export::on_notice`].
     fn on_notice(&self, listener: Listener);
 
@@ -122,6 +128,14 @@ impl<Q: QueueLifecycle> Offered for Export<Q> {
 
     fn end_image(&self, guest_ends: bool) -> bool {
         self.end_image(guest_ends)
+    }
+
+    fn leave_image(&self) {
+        self.leave_image();
+    }
+
+    fn let_go(&self) -> bool {
+        self.let_go()
     }
 
     fn on_notice(&self, listener: Listener) {

@@ -1,7 +1,7 @@
 //! Removals that are under way.
 
 use super::super::served::lock;
-use std::sync::{Condvar, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
 
 /// How many there are. The daemon ends after them, and after they were answered.
 #[derive(Default)]
@@ -11,12 +11,12 @@ pub(crate) struct Removals {
 }
 
 /// One, until this is dropped.
-pub(crate) struct Removing<'a>(&'a Removals);
+pub(crate) struct Removing(Arc<Removals>);
 
 impl Removals {
-    pub(crate) fn begin(&self) -> Removing<'_> {
+    pub(crate) fn begin(self: &Arc<Self>) -> Removing {
         *lock(&self.count) += 1;
-        Removing(self)
+        Removing(Arc::clone(self))
     }
 
     /// Waits until there are none.
@@ -27,7 +27,7 @@ impl Removals {
     }
 }
 
-impl Drop for Removing<'_> {
+impl Drop for Removing {
     fn drop(&mut self) {
         *lock(&self.0.count) -= 1;
         self.0.ended.notify_all();

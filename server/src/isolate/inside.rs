@@ -6,7 +6,7 @@ use super::mouth::Mouth;
 use super::process::{Ear, hear};
 use super::protocol::{FromProcess, ToProcess};
 use crate::control::{carry_out, facts};
-use crate::departure::Departure;
+use crate::departure::{Departure, Watch};
 use crate::disks::Disks;
 use crate::limits::Change;
 use anyhow::{Context, bail};
@@ -59,6 +59,14 @@ impl Inside {
                     served.export.pause()?;
                 }
                 Ok(())
+            }
+            Some(ToProcess::Stop(removed)) => {
+                // Its disk is removed while it is started again: as after the word to serve.
+                disks.removed.store(removed, SeqCst);
+                let watch = Watch::begin([&*served]);
+                disks.stop_all()?;
+                self.mouth.say(&FromProcess::Stopped(watch.end([&*served])));
+                bail!("it was told to stop before it was served")
             }
             _ => bail!("the daemon does not go on"),
         }
