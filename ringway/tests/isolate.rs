@@ -1001,7 +1001,7 @@ fn c63_a_clone_goes_with_a_disk_that_is_removed_before_it_is_served_again() {
         .unwrap();
         let daemon = DaemonArgs { state_dir: Some(dir.join("state")), ..DaemonArgs::default() };
         let setup = serde_json::json!({
-            "disk": disk, "daemon": daemon, "commanded": true, "sampled": false,
+            "disk": disk, "daemon": daemon, "added": false, "commanded": true, "sampled": false,
             "name": "top.qcow2", "files": { "images": [], "others": [] }, "log_format": null,
             "log_level": null,
         });

@@ -480,6 +480,55 @@ fn c04_a_failed_flush_outlives_the_process_of_an_isolated_disk() {
     daemon.stop();
 }
 
+/// As before, for a disk that has come after its daemon had become another user: what is kept of it is in root's
+/// folder, which that user cannot enter.
+#[cfg(any(feature = "kill-points", debug_assertions))]
+#[test]
+fn e33_what_is_kept_outlives_the_process_of_an_added_disk_of_another_user() {
+    if !rustix::process::geteuid().is_root() {
+        return ringway_testkit::skip(ringway_testkit::Need::Root, "to change the user");
+    }
+    let dir = folder();
+    let dir = dir.path();
+    let own = dir.join("own");
+    std::fs::create_dir(&own).unwrap();
+    std::fs::write(own.join("a.img"), vec![0; 1 << 20]).unwrap();
+    for path in [&own, &own.join("a.img")] {
+        std::os::unix::fs::chown(path, Some(65534), None).unwrap();
+    }
+    std::fs::set_permissions(dir, std::fs::Permissions::from_mode(0o755)).unwrap();
+    let mut command = ringway();
+    command.args(["serve", "null:1M", "--socket", "n", "--control", "c", "--state-dir", "state"]);
+    command.args(["--isolate", "--user", "nobody"]).current_dir(dir);
+    command.env(ringway_core::kill_points::FAULTS, "sync=2");
+    let daemon = Daemon::start(command);
+    ctl(dir, &["remove", "0"]);
+    let words =
+        ["add", "own/a.img", "--format", "raw", "--cache", "writeback", "--socket", "own/s"];
+    ctl(dir, &words);
+    assert_eq!(std::fs::read_dir(dir.join("state")).unwrap().count(), 1, "{}", daemon.log());
+    let its = process_of_disk(dir).unwrap();
+    let status = std::fs::read_to_string(format!("/proc/{its}/status")).unwrap();
+    assert!(status.contains("Uid:\t65534\t65534\t65534\t65534"), "{status}");
+    assert!(status.contains("CapPrm:\t0000000000000000"), "{status}");
+    let options = Options::new().reconnect(crate::common::PATIENCE);
+    let mut device = options.connect(own.join("s")).unwrap();
+    let mut queue = device.queue::<()>().unwrap();
+    let flush = |queue: &mut BlkQueue<()>| {
+        queue.flush(()).unwrap();
+        crate::common::finish(queue).0
+    };
+    assert!(flush(&mut queue) && write(&device, &mut queue, 1, 1));
+    assert!(!flush(&mut queue), "the second one fails");
+    for _ in 0..2 {
+        replace_process(dir);
+        assert!(write(&device, &mut queue, 1, 2));
+        assert!(!flush(&mut queue), "a failed flush was forgotten: {}", daemon.log());
+    }
+    drop((queue, device));
+    daemon.stop();
+}
+
 /// The host has really lost what was written (a device over a file system that is full), has told the
 /// daemon so, and would not tell anybody again. The daemon dies before it has noted that, or after: the
 /// flush is carried out once more by the next one, and fails.

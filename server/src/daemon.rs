@@ -154,6 +154,7 @@ impl Daemon {
         let guests = guests_of(&plan, inside.is_some());
         let duties = Duties {
             account: account.clone(),
+            acts_for_it: inside.as_ref().is_some_and(|inside| inside.added),
             adds: plan.daemon.control.is_some() || plan.xen.is_some() || configured.is_some(),
             changes: inside.as_ref().is_some_and(|inside| inside.commanded),
             configuration: configured.as_ref().map(|configured| configured.path.clone()),
@@ -168,9 +169,15 @@ impl Daemon {
         };
         // The process of a disk starts none itself.
         let isolates = inside.is_none() && plan.isolates();
-        let fork = || Spawner::fork(account.clone(), log, &plan.daemon, duties.adds);
+        let fork = || Spawner::fork(log, &plan.daemon, duties.adds);
         let spawner = isolates.then(fork).transpose()?;
+        let added = duties.acts_for_it;
         let host = Host::start(mode, duties)?;
+        if added {
+            // Who has asked for it may be in wrong hands: from here on it names nothing with other rights.
+            account.iter().try_for_each(Account::become_it)?;
+        }
+        inside.as_ref().map_or(Ok(()), |inside| inside.check_name(&plan))?;
         // No child has it: it goes with this very process.
         let claim = plan.xen.as_ref().map(super::xen::claim).transpose()?.flatten();
         let notify = Arc::new(Notify::connect());

@@ -5,7 +5,7 @@
 mod resolver;
 
 use super::wire::{ReceiveError, receive, send};
-use crate::sandbox::Account;
+use crate::sandbox::{Account, acting_as};
 use anyhow::{Context, bail};
 use resolver::{Answer, Question};
 use ringway_control::config::Sandbox;
@@ -50,15 +50,16 @@ enum Lookup {
 }
 
 impl Addresses {
-    /// Looks up the hosts of all that are named, and starts who does it later. One of an export that `is_known` may
-    /// be found later. There must be no other thread.
+    /// Looks up the hosts of all that are named, with the rights of the account if that is to be `acted_for` already, and
+    /// starts who does it later. One of an export that `is_known` may be found later. There must be no other thread.
     ///
     /// # Errors
     /// What the resolver says, or the host to a process.
     pub(super) fn look_up(
         exports: &[Target],
         is_known: impl Fn(&Target) -> bool,
-        (mode, account): (Sandbox, Option<&Account>),
+        mode: Sandbox,
+        (account, acted_for): (Option<&Account>, bool),
     ) -> anyhow::Result<Self> {
         let (mut hosts, mut named) = (Vec::<Host>::new(), Vec::new());
         for export in exports {
@@ -66,7 +67,7 @@ impl Addresses {
             if hosts.iter().any(|host| host.is(name, port)) {
                 continue;
             }
-            let addresses = match export.look_up() {
+            let addresses = match acting_as(account.filter(|_| acted_for), || export.look_up())? {
                 Err(_) if is_known(export) => Ok(Vec::new()),
                 found => found,
             };

@@ -11,6 +11,8 @@ use std::path::PathBuf;
 pub(crate) struct Duties {
     /// Whom it acts for once the daemon has started.
     pub(crate) account: Option<Account>,
+    /// Whether it acts for that user from its beginning: the daemon becomes it before it names anything.
+    pub(crate) acts_for_it: bool,
     /// Whether disks may be added later.
     pub(crate) adds: bool,
     /// Whether those that it starts with may be told to change their files.

@@ -3,11 +3,11 @@
 //! writes to an image that is served, nor syncs or unlocks it; nor does it remove what is kept of a disk, unless
 //! the daemon that has the disk's lock asks for it ([ADR 0066](../../../docs/adr/0066-what-outlives-a-process.md)).
 //!
-//! Until the daemon has started it has the rights that the daemon was started with. After that it
-//! acts as the daemon's user, so that a daemon in wrong hands gains nothing by it, with two exceptions:
-//! files that it made before it removes with the rights it made them with, and for a daemon with --xen
-//! it goes on opening devices and records as whoever started it: the daemon has others of the same
-//! kind, which are worth no less.
+//! Until the daemon has started it has the rights that the daemon was started with. After that, and from its
+//! beginning for the process of a disk that was added later, it acts as the daemon's user, so that a daemon in wrong hands gains nothing by it, with three exceptions:
+//! files that it made before it removes with the rights it made them with; what is kept of disks is in a folder of
+//! whoever started the daemon; and for a daemon with --xen it goes on opening devices and records as whoever
+//! started it: the daemon has others of the same kind, which are worth no less.
 
 mod overlays;
 
@@ -21,7 +21,7 @@ use super::local::{Local, Opened, OwnFile, configuration, listen, open};
 use super::protocol::{Found, HelperAnswer, HelperRequest, Wanted};
 use super::state::StateKeeper;
 use super::wire::{SendError, send};
-use crate::sandbox::{Account, HelperNeeds, confine_helper};
+use crate::sandbox::{Account, HelperNeeds, acting_as, confine_helper};
 #[cfg(feature = "xen")]
 use crate::xen::Access as _;
 use anyhow::{Context, anyhow, bail};
@@ -69,6 +69,14 @@ struct Helper {
     steps: Arc<()>,
 }
 
+impl Thing {
+    /// With the rights that it was made with: who may change its folder gains nothing by that.
+    fn remove(self) -> anyhow::Result<()> {
+        let Self { file, made_as } = self;
+        acting_as(made_as.as_ref(), || drop(file))
+    }
+}
+
 #[derive(Default)]
 struct Things {
     list: BTreeMap<u64, Thing>,
@@ -95,7 +103,8 @@ pub(super) fn fork(local: &Local, mode: Sandbox, duties: Duties) -> anyhow::Resu
         let dir = duties.state_dir.as_ref();
         dir.is_some_and(|dir| known_exports::recall(dir, &export.to_string()).is_some())
     };
-    let addresses = Addresses::look_up(&duties.exports, is_known, (mode, duties.account.as_ref()))?;
+    let account = (duties.account.as_ref(), duties.acts_for_it);
+    let addresses = Addresses::look_up(&duties.exports, is_known, mode, account)?;
     let (ours, its) = line().context("cannot make a line to a helper process")?;
     leave_no_zombie();
     let parent = Parent::this();
@@ -170,7 +179,12 @@ impl Helper {
             // Sockets stay for the next daemon to replace, as if it had been killed without us.
             std::mem::forget(std::mem::take(&mut *lock(&self.things)));
         } else {
-            lock(&self.things).list.clear();
+            let made = std::mem::take(&mut lock(&self.things).list);
+            for thing in made.into_values() {
+                if let Err(error) = thing.remove() {
+                    tracing::warn!("what was made for the daemon stays: {}", in_full(&error));
+                }
+            }
         }
     }
 
@@ -250,7 +264,7 @@ impl Helper {
                 let Some(thing) = lock(&self.things).list.remove(&number) else {
                     bail!("there is no file {number}");
                 };
-                acting_as(thing.made_as.as_ref(), || drop(thing.file))?;
+                thing.remove()?;
                 Ok((HelperAnswer::Done, None))
             }
             #[cfg(feature = "xen")]
@@ -334,7 +348,9 @@ impl Helper {
     ) -> anyhow::Result<(HelperAnswer, Option<OwnedFd>)> {
         let (listener, file) = match &self.duties.account {
             // What connects to the daemon's disks has its rights, not those of who started it.
-            Some(account) if !self.started && !private => for_account(account, path, access)?,
+            Some(account) if self.account().is_none() && !private => {
+                for_account(account, path, access)?
+            }
             _ => self.as_account(|| listen(path, access))??,
         };
         let path = file.path.as_path().into();
@@ -367,7 +383,7 @@ impl Helper {
 
     /// Whom to act for.
     fn account(&self) -> Option<Account> {
-        self.duties.account.clone().filter(|_| self.started)
+        self.duties.account.clone().filter(|_| self.started || self.duties.acts_for_it)
     }
 
     fn as_account<T: Send>(&self, act: impl FnOnce() -> T + Send) -> anyhow::Result<T> {
@@ -430,18 +446,6 @@ fn for_account(
             account.with_group(access.group).own_what_is_made()?;
             listen(path, access)
         });
-        thread.join().map_err(|_| anyhow!("the helper's thread panicked"))?
-    })
-}
-
-/// Does something with the rights of another user: on a thread that gives its own up.
-fn acting_as<T: Send>(
-    account: Option<&Account>,
-    act: impl FnOnce() -> T + Send,
-) -> anyhow::Result<T> {
-    let Some(account) = account else { return Ok(act()) };
-    std::thread::scope(|scope| {
-        let thread = scope.spawn(|| account.become_it().map(|()| act()));
         thread.join().map_err(|_| anyhow!("the helper's thread panicked"))?
     })
 }

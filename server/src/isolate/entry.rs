@@ -32,10 +32,9 @@ pub(crate) fn run(fd: i32, log: &LogArgs) -> anyhow::Result<ExitCode> {
     logging::tell_panics();
     let (name, commanded, sampled) = (setup.name.clone(), setup.commanded, setup.sampled);
     let mouth = Arc::new(Mouth(Mutex::new(line)));
-    let files = setup.files.clone();
-    let inside = Inside { name, commanded, sampled, files, ear, mouth: Arc::clone(&mouth) };
+    let (added, files) = (setup.added, setup.files.clone());
+    let inside = Inside { name, added, commanded, sampled, files, ear, mouth: Arc::clone(&mouth) };
     let start = || {
-        setup.disk.image.iter().try_for_each(|image| setup.files.check_name(image))?;
         let plan = setup.into_plan()?;
         let polling = plan.daemon.polling().map_err(|(_, error)| anyhow!(error))?;
         Daemon::start(plan, polling, None, Some(inside), &LogArgs::default())

@@ -10,7 +10,9 @@ use crate::departure::{Departure, Watch};
 use crate::disks::Disks;
 use crate::limits::Change;
 use anyhow::{Context, bail};
+use ringway_control::config::Plan;
 use ringway_control::protocol::DiskFacts;
+use ringway_disk::Source;
 use ringway_export::WarningLimit;
 use ringway_terminal::reasons::in_full;
 use rustix::event::{PollFd, PollFlags, poll};
@@ -23,6 +25,8 @@ use std::sync::{Arc, LazyLock};
 pub(crate) struct Inside {
     /// The disk, for log lines.
     pub(crate) name: String,
+    /// Whether the disk has come after the daemon had become its user.
+    pub(crate) added: bool,
     /// Whether its files may have to change.
     pub(crate) commanded: bool,
     /// Whether requests are timed.
@@ -37,6 +41,19 @@ impl Inside {
     /// Who is told from which files the disk is served.
     pub(crate) fn mouth(&self) -> Arc<Mouth> {
         Arc::clone(&self.mouth)
+    }
+
+    /// Refuses a name that leads elsewhere than to what its disk was served from before, before anything is opened or
+    /// made there.
+    ///
+    /// # Errors
+    /// That it does.
+    pub(crate) fn check_name(&self, plan: &Plan) -> anyhow::Result<()> {
+        let paths = plan.disks.iter().filter_map(|disk| match &disk.source {
+            Source::Path(path) => Some(path),
+            _ => None,
+        });
+        paths.into_iter().try_for_each(|path| self.files.check_name(path))
     }
 
     /// Says that front-ends can connect, and waits for the word to serve them, or to let them wait.

@@ -16,6 +16,9 @@ use serde_json::Value;
 pub(super) struct ProcessSetup {
     pub(super) disk: DiskArgs,
     pub(super) daemon: DaemonArgs,
+    /// The daemon named it after it had become its user: the process names nothing with other rights, but for the folder
+    /// of what outlives it.
+    pub(super) added: bool,
     /// The daemon has a control socket: the disk may be told to change its files.
     pub(super) commanded: bool,
     /// It has one, or its counts can be read: requests are timed.
@@ -73,7 +76,7 @@ impl ForAll {
     }
 
     /// The first line to the process of a disk.
-    pub(super) fn with(&self, disk: DiskSetup) -> ProcessSetup {
+    pub(super) fn with(&self, disk: DiskSetup, added: bool) -> ProcessSetup {
         let mut daemon = self.daemon.clone();
         if let Some(cpus) = &mut daemon.cpus {
             cpus.rotate(disk.turn);
@@ -81,7 +84,7 @@ impl ForAll {
         let DiskSetup { disk, name, log_format, log_level, .. } = disk;
         let (commanded, sampled) = (self.commanded, self.sampled);
         let files = ServedFiles::default();
-        ProcessSetup { disk, daemon, commanded, sampled, name, files, log_format, log_level }
+        ProcessSetup { disk, daemon, added, commanded, sampled, name, files, log_format, log_level }
     }
 }
 
@@ -137,11 +140,11 @@ mod tests {
         let said = serde_json::json!({
             "disk": DiskArgs::default(), "turn": 0, "memory_max": null, "name": "x", "log_format": null,
             "log_level": null, "daemon": DaemonArgs { sandbox: Some(Sandbox::Off), ..DaemonArgs::default() },
-            "commanded": true,
+            "commanded": true, "added": false,
         });
         let disk: DiskSetup = serde_json::from_value(said).unwrap();
-        let setup = ForAll::of(&options).with(disk);
-        assert_eq!((setup.daemon.sandbox, setup.commanded), (None, false));
+        let setup = ForAll::of(&options).with(disk, true);
+        assert_eq!((setup.daemon.sandbox, setup.commanded, setup.added), (None, false, true));
         assert_eq!((setup.daemon.user, setup.daemon.state_dir), (options.user, options.state_dir));
     }
 }

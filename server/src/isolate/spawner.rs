@@ -14,7 +14,6 @@ use super::process::{POLL_EVERY, Process};
 use super::protocol::{DiskSetup, ForAll, ProcessSetup};
 use crate::host::wire::{ReceiveError, SendError, receive, send};
 use crate::host::{Event, Parent, leave_no_zombie, reason, settle};
-use crate::sandbox::Account;
 use anyhow::{Context, anyhow, bail};
 use clap::ValueEnum;
 use nix::sys::signal::{SigSet, Signal};
@@ -47,7 +46,7 @@ enum SpawnerRequest {
     End { number: u64 },
     /// The disk is not served any more.
     Forget { number: u64 },
-    /// From now on start them as the user that the daemon has become.
+    /// From now on disks are those that the daemon names as the user that it has become.
     Started,
 }
 
@@ -67,8 +66,6 @@ enum SpawnerAnswer {
 /// What the spawner knows of one disk.
 struct KnownDisk {
     setup: ProcessSetup,
-    /// Whose rights its process begins with; `None` is whoever started the daemon.
-    account: Option<Account>,
     cgroup: Option<Cgroup>,
     child: Child,
 }
@@ -89,12 +86,7 @@ impl Spawner {
     ///
     /// # Errors
     /// What the host says.
-    pub(crate) fn fork(
-        account: Option<Account>,
-        log: &LogArgs,
-        options: &DaemonArgs,
-        adds: bool,
-    ) -> anyhow::Result<Self> {
+    pub(crate) fn fork(log: &LogArgs, options: &DaemonArgs, adds: bool) -> anyhow::Result<Self> {
         let (ours, its) = line(SocketType::SEQPACKET).context("cannot make a line to a process")?;
         // Whoever is started from here on begins where this process is.
         let cgroups = Cgroups::prepare();
@@ -112,18 +104,8 @@ impl Spawner {
                 let (known, forgotten) = (BTreeMap::new(), Vec::new());
                 let cgroups = cgroups.map_err(|error| in_full(&error));
                 let (for_all, started) = (ForAll::of(options), false);
-                Serving {
-                    account,
-                    log,
-                    for_all,
-                    adds,
-                    cgroups,
-                    started,
-                    known,
-                    forgotten,
-                    last: 0,
-                }
-                .serve(&its, parent);
+                Serving { log, for_all, adds, cgroups, started, known, forgotten, last: 0 }
+                    .serve(&its, parent);
                 // SAFETY: ends the process. What belongs to the daemon is not put in order here.
                 unsafe { libc::_exit(0) }
             }
@@ -222,7 +204,6 @@ fn line(kind: SocketType) -> rustix::io::Result<(OwnedFd, OwnedFd)> {
 }
 
 struct Serving<'a> {
-    account: Option<Account>,
     log: &'a LogArgs,
     for_all: ForAll,
     adds: bool,
@@ -277,17 +258,16 @@ impl Serving<'_> {
                 if self.started && !self.adds {
                     bail!("this daemon was started without --control: no disks are added to it");
                 }
-                let account = self.account.clone().filter(|_| self.started);
                 let number = self.last + 1;
                 let cgroup = self.cgroup(number, disk.memory_max.map(|Size(bytes)| bytes))?;
-                let setup = self.for_all.with(*disk);
-                let begun = begin(&setup, account.as_ref(), cgroup.as_ref(), self.log);
+                let setup = self.for_all.with(*disk, self.started);
+                let begun = begin(&setup, cgroup.as_ref(), self.log);
                 let (child, line) = begun.inspect_err(|_| {
                     cgroup.iter().for_each(|cgroup| _ = cgroup.remove());
                 })?;
                 self.last = number;
                 let pid = child.id();
-                self.known.insert(number, KnownDisk { setup, account, cgroup, child });
+                self.known.insert(number, KnownDisk { setup, cgroup, child });
                 Ok((SpawnerAnswer::Begun { number, pid }, Some(line)))
             }
             SpawnerRequest::Again { number, files } => {
@@ -297,8 +277,7 @@ impl Serving<'_> {
                 if known.child.try_wait()?.is_none() {
                     bail!("process {} has not ended yet", known.child.id());
                 }
-                let (child, line) =
-                    begin(&known.setup, known.account.as_ref(), known.cgroup.as_ref(), log)?;
+                let (child, line) = begin(&known.setup, known.cgroup.as_ref(), log)?;
                 known.child = child;
                 Ok((SpawnerAnswer::Begun { number, pid: known.child.id() }, Some(line)))
             }
@@ -344,13 +323,11 @@ fn ends_of_children() -> Option<SignalFd> {
 
 fn begin(
     setup: &ProcessSetup,
-    account: Option<&Account>,
     cgroup: Option<&Cgroup>,
     log: &LogArgs,
 ) -> anyhow::Result<(Child, OwnedFd)> {
     let (ours, its) = line(SocketType::STREAM).context("cannot make a line to a process")?;
     let number = its.as_raw_fd();
-    let account = account.cloned();
     let door = cgroup.map(Cgroup::door).transpose()?;
     // What runs now, whatever its file is by now.
     let mut command = Command::new("/proc/self/exe");
@@ -363,7 +340,7 @@ fn begin(
         fcntl_setfd(its, FdFlags::empty())?;
         // Before it has any memory of its own, and with the rights of this process.
         door.iter().try_for_each(|door| rustix::io::write(door, b"0").map(drop))?;
-        account.iter().try_for_each(Account::become_it).map_err(std::io::Error::other)
+        Ok(())
     };
     // SAFETY: this process has one thread, so its child may do anything.
     unsafe { command.pre_exec(prepare) };

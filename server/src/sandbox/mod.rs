@@ -24,8 +24,8 @@ use std::sync::OnceLock;
 
 pub(crate) use calls::Guests;
 pub(crate) use helper::{HelperNeeds, confine_helper, confine_resolver};
-pub(crate) use user::Account;
 pub use user::group_number;
+pub(crate) use user::{Account, acting_as};
 
 /// True if system calls are filtered, on this machine.
 pub(crate) fn filters(mode: Mode) -> bool {

@@ -118,6 +118,21 @@ impl fmt::Display for Account {
     }
 }
 
+/// Does something with the rights of another user, if there is one: on a thread that gives its own up.
+///
+/// # Errors
+/// That they cannot be given up, or that it has panicked.
+pub(crate) fn acting_as<T: Send>(
+    account: Option<&Account>,
+    act: impl FnOnce() -> T + Send,
+) -> anyhow::Result<T> {
+    let Some(account) = account else { return Ok(act()) };
+    std::thread::scope(|scope| {
+        let thread = scope.spawn(|| account.become_it().map(|()| act()));
+        thread.join().map_err(|_| anyhow!("the thread that acts for another user panicked"))?
+    })
+}
+
 /// The entry of a user, by name, or by number if no name is like it.
 fn known_user(word: &str) -> anyhow::Result<Option<unistd::User>> {
     let cannot = || format!("cannot look for user '{word}'");
