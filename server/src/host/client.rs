@@ -1,7 +1,7 @@
 //! The daemon's side: asks the helper.
 
 use super::protocol::{HelperAnswer, HelperRequest, SocketBusy, Wanted};
-use super::wire::{ReceiveError, SendError, receive, send};
+use super::wire::{AskError, Asker, receive};
 use crate::xen;
 use anyhow::{anyhow, bail};
 use ringway_control::config::Location;
@@ -41,7 +41,7 @@ impl Drop for EphemeralFile {
 /// A line to the helper.
 pub(super) struct Client {
     /// Held from a question to its answer, which never takes long.
-    line: Mutex<OwnedFd>,
+    line: Mutex<Asker>,
     /// States of disks whose last hold was a worker's, which asks nobody for anything: the helper is
     /// told with the next question.
     let_go: Mutex<Vec<u64>>,
@@ -49,7 +49,7 @@ pub(super) struct Client {
 
 impl Client {
     pub(super) fn new(line: OwnedFd) -> Self {
-        Self { line: Mutex::new(line), let_go: Mutex::default() }
+        Self { line: Mutex::new(Asker::new(line)), let_go: Mutex::default() }
     }
 
     /// A refusal becomes an error.
@@ -65,14 +65,15 @@ impl Client {
         request: &HelperRequest,
         fd: Option<BorrowedFd<'_>>,
     ) -> anyhow::Result<(HelperAnswer, Option<OwnedFd>)> {
-        let line = self.line.lock().unwrap_or_else(|e| e.into_inner());
+        let mut line = self.line.lock().unwrap_or_else(|e| e.into_inner());
         let let_go = std::mem::take(&mut *self.let_go.lock().unwrap_or_else(|e| e.into_inner()));
         for number in let_go {
-            send(&*line, &HelperRequest::Stateless { number }, None).map_err(not_sent)?;
-            answer(&line)?;
+            // What it says to that is nothing to who asks now, if it lives.
+            let told = line.ask::<HelperAnswer>(&HelperRequest::Stateless { number }, None);
+            told.map(drop)
+                .or_else(|error| if error.is_gone() { Err(failed(error)) } else { Ok(()) })?;
         }
-        send(&*line, request, fd).map_err(not_sent)?;
-        answer(&line)
+        line.ask(request, fd).map_err(failed).and_then(judged)
     }
 
     /// The state of a disk, and who has the helper let it go.
@@ -202,21 +203,24 @@ fn helper_ended() -> anyhow::Error {
 }
 
 /// Whatever the host says to a line, nobody is at its other end.
-fn not_sent(error: SendError) -> anyhow::Error {
-    match error {
-        SendError::Host(_) => helper_ended(),
-        error => error.into(),
+fn failed(error: AskError) -> anyhow::Error {
+    if error.is_gone() { helper_ended() } else { error.into() }
+}
+
+/// A refusal becomes an error.
+fn judged(
+    (answer, fd): (HelperAnswer, Option<OwnedFd>),
+) -> anyhow::Result<(HelperAnswer, Option<OwnedFd>)> {
+    match answer {
+        HelperAnswer::Refused { why, socket_busy: true } => Err(SocketBusy(why).into()),
+        HelperAnswer::Refused { why, socket_busy: false } => Err(anyhow!(why)),
+        answer => Ok((answer, fd)),
     }
 }
 
+/// The next answer on a line that has no other purpose.
 pub(super) fn answer(line: &OwnedFd) -> anyhow::Result<(HelperAnswer, Option<OwnedFd>)> {
-    match receive(line) {
-        Ok((HelperAnswer::Refused { why, socket_busy: true }, _)) => Err(SocketBusy(why).into()),
-        Ok((HelperAnswer::Refused { why, socket_busy: false }, _)) => Err(anyhow!(why)),
-        Ok(answer) => Ok(answer),
-        Err(ReceiveError::Ended) => Err(helper_ended()),
-        Err(error) => Err(error.into()),
-    }
+    receive(line).map_err(|error| failed(error.into())).and_then(judged)
 }
 
 /// The state of a disk that the helper looks after until this is dropped.

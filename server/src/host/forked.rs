@@ -1,11 +1,12 @@
 //! Processes that are forked from the daemon before it enters its sandbox, and how they know that it is dead.
 
-use super::wire::{ReceiveError, receive};
+use super::wire::{Numbered, ReceiveError, SendError, receive, send};
 use nix::sys::signal::{SigSet, Signal};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use rustix::process::{PidfdFlags, getpid, pidfd_open};
+use serde::Serialize;
 use serde::de::DeserializeOwned;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::time::Duration;
@@ -20,6 +21,8 @@ pub(crate) struct Parent {
     pidfd: Option<OwnedFd>,
     /// No message can come any more.
     line_closed: bool,
+    /// How many have come.
+    heard: u64,
 }
 
 /// What a forked process has waited for.
@@ -38,7 +41,7 @@ impl Parent {
     /// This process, as those see it that are forked from it. Where the host has no pidfds (before Linux 5.3, or
     /// forbidden), they take the end of their line for its death.
     pub(crate) fn this() -> Self {
-        Self { pidfd: pidfd_open(getpid(), PidfdFlags::empty()).ok(), line_closed: false }
+        Self { pidfd: pidfd_open(getpid(), PidfdFlags::empty()).ok(), line_closed: false, heard: 0 }
     }
 
     /// What [`settle`] has to leave open for it.
@@ -71,8 +74,14 @@ impl Parent {
             }
             if asks {
                 match receive(line) {
-                    Ok((request, fd)) => return Event::Request(request, fd),
-                    Err(error @ ReceiveError::Message(_)) => return Event::Unreadable(error),
+                    Ok((request, fd)) => {
+                        self.heard += 1;
+                        return Event::Request(request, fd);
+                    }
+                    Err(error @ ReceiveError::Message(_)) => {
+                        self.heard += 1;
+                        return Event::Unreadable(error);
+                    }
                     Err(ReceiveError::Ended) => self.line_closed = true,
                     // For want of memory, say. It is on the line still.
                     Err(ReceiveError::Host(_)) => std::thread::sleep(PAUSE),
@@ -81,6 +90,21 @@ impl Parent {
                 return Event::Other;
             }
         }
+    }
+}
+
+impl Parent {
+    /// Answers what has come last.
+    ///
+    /// # Errors
+    /// [`SendError`].
+    pub(crate) fn answer(
+        &self,
+        line: &OwnedFd,
+        answer: &impl Serialize,
+        fd: Option<BorrowedFd<'_>>,
+    ) -> Result<(), SendError> {
+        send(line, &Numbered { request: self.heard, answer }, fd)
     }
 }
 
@@ -139,12 +163,11 @@ fn close_between(first: RawFd, last: RawFd) {
 
 #[cfg(test)]
 mod tests {
-    use super::super::wire::send;
     use super::*;
     use std::process::{Command, Stdio};
 
     fn parent(pidfd: OwnedFd) -> Parent {
-        Parent { pidfd: Some(pidfd), line_closed: false }
+        Parent { pidfd: Some(pidfd), line_closed: false, heard: 0 }
     }
 
     fn raw(line: &OwnedFd, bytes: &[u8]) {

@@ -37,7 +37,7 @@ use rustix::fs::OFlags;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::CString;
 use std::fs::File;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -167,7 +167,7 @@ impl Helper {
                 Event::Other => continue,
                 Event::Dead => break,
             };
-            reply(line, answer);
+            reply(answer, |answer, fd| parent.answer(line, answer, fd));
         }
         // Who finds a lock of ours waits for its end.
         let _ = CString::new(ENDING).map(|name| rustix::thread::set_name(&name));
@@ -411,15 +411,18 @@ fn bear_witness(states: BTreeMap<u64, StateKeeper>) {
 }
 
 /// Answers one request. A daemon that does not take the answer is dead, or about to be, and the pidfd says so.
-fn reply(line: &OwnedFd, answer: anyhow::Result<(HelperAnswer, Option<OwnedFd>)>) {
+fn reply(
+    answer: anyhow::Result<(HelperAnswer, Option<OwnedFd>)>,
+    send: impl Fn(&HelperAnswer, Option<BorrowedFd<'_>>) -> Result<(), SendError>,
+) {
     let (answer, fd) = match answer {
         Ok(answer) => answer,
         Err(error) => (HelperAnswer::refused(&error), None),
     };
     if let Err(error @ (SendError::TooLong(_) | SendError::Words(_))) =
-        send(line, &answer, fd.as_ref().map(AsFd::as_fd))
+        send(&answer, fd.as_ref().map(AsFd::as_fd))
     {
-        let _ = send(line, &HelperAnswer::refused(&error.into()), None);
+        let _ = send(&HelperAnswer::refused(&error.into()), None);
     }
 }
 

@@ -28,11 +28,16 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 /// Where it stands in the page how the images were left, behind what the daemon keeps there: two of them,
 /// for the moment in which a disk goes from one to the other.
 const LEFT_AT: usize = 64;
 const LEFT_MAX: usize = 2;
+
+/// How often to look, and how long to wait in between, for who takes away the state of an export.
+const LAST_ONE_TRIES: u32 = 20;
+const LAST_ONE_PAUSE: Duration = Duration::from_millis(1);
 
 /// The folder, as it was when the daemon was started.
 #[derive(Clone)]
@@ -199,12 +204,23 @@ impl StateKeeper {
     /// file itself is locked by all who use it, and taken away by the last one only.
     pub(super) fn of_export(dir: &StateDir, name: &[u8]) -> anyhow::Result<Self> {
         let name = StateName::of_export(name);
+        let mut tries = 0;
         let state = loop {
             let state = dir.file(name)?;
-            flock(&state, FlockOperation::LockShared)?;
-            // The last one may have taken it away meanwhile.
-            if state.metadata()?.nlink() > 0 {
-                break state;
+            match flock(&state, FlockOperation::NonBlockingLockShared) {
+                // The last one may have taken it away meanwhile.
+                Ok(()) if state.metadata()?.nlink() > 0 => break state,
+                Ok(()) => {}
+                // The last one has it for itself, for the moment in which it takes it away. Who has it for longer is
+                // not waited for: other disks need whoever does this.
+                Err(Errno::WOULDBLOCK) if tries < LAST_ONE_TRIES => {
+                    tries += 1;
+                    std::thread::sleep(LAST_ONE_PAUSE);
+                }
+                Err(Errno::WOULDBLOCK) => {
+                    bail!("somebody has locked the state of this export, {name}")
+                }
+                Err(error) => Err(error)?,
             }
         };
         Self::of_file(dir, state, Kept { name, _image: None, witness: None, stat: None }, None)
@@ -464,6 +480,20 @@ mod tests {
         keeper.word_at(at + 8).store(3, SeqCst);
         leave(keeper);
         assert_eq!(files(), 0);
+    }
+
+    /// A daemon in wrong hands has the page of its export, and could have others wait for it.
+    #[test]
+    fn e32_nobody_waits_for_who_has_locked_the_state_of_an_export() {
+        let folder = tempfile::tempdir().unwrap();
+        let dir = dir(&folder.path().join("state"));
+        let name = b"nbd:unix:/n.sock";
+        let held = dir.file(StateName::of_export(name)).unwrap();
+        flock(&held, FlockOperation::LockExclusive).unwrap();
+        let error = StateKeeper::of_export(&dir, name).err().expect("it is locked");
+        assert!(error.to_string().contains("somebody has locked"), "{error}");
+        drop(held);
+        assert!(StateKeeper::of_export(&dir, name).is_ok());
     }
 
     #[test]

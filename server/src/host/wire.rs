@@ -5,8 +5,8 @@ use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
     SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
 };
-use serde::Serialize;
 use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -43,6 +43,63 @@ pub(crate) enum ReceiveError {
     /// What the host says. No message was taken from the line.
     #[error("cannot receive from another process: {0}")]
     Host(#[from] io::Error),
+}
+
+/// Why a request has no answer.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum AskError {
+    #[error(transparent)]
+    Send(#[from] SendError),
+    #[error(transparent)]
+    Receive(#[from] ReceiveError),
+}
+
+impl AskError {
+    /// Nobody is at the other end any more.
+    pub(crate) fn is_gone(&self) -> bool {
+        matches!(self, Self::Send(SendError::Host(_)) | Self::Receive(ReceiveError::Ended))
+    }
+}
+
+/// What is answered to one request. Both ends count the requests of their line: an answer that could not be received
+/// is not taken for that to the next one.
+#[derive(Debug, Deserialize, Serialize)]
+pub(super) struct Numbered<T> {
+    /// Which request of the line it is for, from 1.
+    pub(super) request: u64,
+    pub(super) answer: T,
+}
+
+/// The end of a line on which one request after the other is sent, and answered.
+pub(crate) struct Asker {
+    line: OwnedFd,
+    asked: u64,
+}
+
+impl Asker {
+    pub(crate) fn new(line: OwnedFd) -> Self {
+        Self { line, asked: 0 }
+    }
+
+    /// Sends a request, and waits for the answer to it.
+    ///
+    /// # Errors
+    /// [`AskError`].
+    pub(crate) fn ask<T: DeserializeOwned>(
+        &mut self,
+        request: &impl Serialize,
+        fd: Option<BorrowedFd<'_>>,
+    ) -> Result<(T, Option<OwnedFd>), AskError> {
+        send(&self.line, request, fd)?;
+        self.asked += 1;
+        loop {
+            let (Numbered { request, answer }, fd) = receive(&self.line)?;
+            // Who has asked for one of those before was told that there is no answer.
+            if request >= self.asked {
+                return Ok((answer, fd));
+            }
+        }
+    }
 }
 
 /// Sends one message.
@@ -110,5 +167,30 @@ pub(crate) fn receive<T: DeserializeOwned>(
     match serde_json::from_slice(&bytes[..got.bytes]) {
         Ok(message) => Ok((message, fd)),
         Err(error) => Err(ReceiveError::Message(error.to_string())),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::forked::line;
+    use super::*;
+    use rustix::net::sockopt::{Timeout, set_socket_timeout};
+    use std::time::Duration;
+
+    /// The host has no memory for a moment, say; here it has no patience.
+    #[test]
+    fn e32_an_answer_that_could_not_be_received_is_not_taken_for_the_next_one() {
+        let (ours, its) = line().unwrap();
+        set_socket_timeout(&ours, Timeout::Recv, Some(Duration::from_millis(1))).unwrap();
+        let patient = ours.try_clone().unwrap();
+        let mut asker = Asker::new(ours);
+        let error = asker.ask::<String>(&"first", None).unwrap_err();
+        assert!(matches!(error, AskError::Receive(ReceiveError::Host(_))), "{error}");
+        set_socket_timeout(&patient, Timeout::Recv, None).unwrap();
+        for (request, answer) in [(1, "to the first"), (2, "to the second")] {
+            let answer = answer.to_owned();
+            send(&its, &Numbered { request, answer }, None).unwrap();
+        }
+        assert_eq!(asker.ask::<String>(&"second", None).unwrap().0, "to the second");
     }
 }

@@ -12,7 +12,7 @@ use super::files::ServedFiles;
 use super::lock;
 use super::process::{POLL_EVERY, Process};
 use super::protocol::{DiskSetup, ForAll, ProcessSetup};
-use crate::host::wire::{ReceiveError, SendError, receive, send};
+use crate::host::wire::Asker;
 use crate::host::{Event, Parent, leave_no_zombie, reason, settle};
 use anyhow::{Context, anyhow, bail};
 use clap::ValueEnum;
@@ -73,7 +73,7 @@ struct KnownDisk {
 /// The daemon's line to the spawner.
 pub(crate) struct Spawner {
     /// Held from a question to its answer, which never takes long.
-    line: Mutex<OwnedFd>,
+    line: Mutex<Asker>,
     /// The same line, for whoever waits for its end.
     end: OwnedFd,
     /// Why processes have no cgroups of their own.
@@ -111,7 +111,7 @@ impl Spawner {
             }
             _ => {
                 let end = ours.try_clone().context("cannot make a line to a process")?;
-                Ok(Self { line: Mutex::new(ours), end, no_cgroups })
+                Ok(Self { line: Mutex::new(Asker::new(ours)), end, no_cgroups })
             }
         }
     }
@@ -128,15 +128,10 @@ impl Spawner {
                  the daemon anew"
             )
         };
-        let line = lock(&self.line);
-        send(&*line, request, None).map_err(|error| match error {
-            SendError::Host(_) => gone(),
-            error => error.into(),
-        })?;
-        match receive(&*line) {
+        match lock(&self.line).ask(request, None) {
             Ok((SpawnerAnswer::Refused(why), _)) => Err(anyhow!(why)),
             Ok(answer) => Ok(answer),
-            Err(ReceiveError::Ended) => Err(gone()),
+            Err(error) if error.is_gone() => Err(gone()),
             Err(error) => Err(error.into()),
         }
     }
@@ -236,7 +231,7 @@ impl Serving<'_> {
             let (answer, fd) =
                 answer.unwrap_or_else(|error| (SpawnerAnswer::Refused(reason(&error)), None));
             // If nobody takes it, the daemon is dead, or about to be.
-            let _ = send(line, &answer, fd.as_ref().map(AsFd::as_fd));
+            let _ = parent.answer(line, &answer, fd.as_ref().map(AsFd::as_fd));
         }
     }
 

@@ -6,6 +6,7 @@ use super::super::forked::line;
 use super::super::image_message::ImageMessage;
 use super::super::path_message::Name;
 use super::super::protocol::{HelperAnswer, HelperRequest, OverlayWanted};
+use super::super::wire::send;
 use super::{Helper, PANICKED, Things, lock, reply, written};
 use anyhow::{Context, anyhow, bail};
 use ringway_disk::{NewOverlay, OverlayShape, Unmapped, reopen_for_writing};
@@ -53,7 +54,8 @@ impl Helper {
             });
             // What it has made is known by now, or gone.
             drop(under_way);
-            reply(&ours, carried_out.unwrap_or_else(|| Err(anyhow!(PANICKED))));
+            let carried_out = carried_out.unwrap_or_else(|| Err(anyhow!(PANICKED)));
+            reply(carried_out, |answer, fd| send(&ours, answer, fd));
         })?;
         Ok((HelperAnswer::Wait, Some(its)))
     }
