@@ -25,7 +25,7 @@ fn main() {
 fn commit(root: &Path) -> Option<String> {
     println!("cargo:rerun-if-env-changed=RINGWAY_COMMIT");
     for file in ["commit.txt", ".cargo_vcs_info.json", "build.rs"] {
-        println!("cargo:rerun-if-changed={}", root.join(file).display());
+        watch(&root.join(file));
     }
     let said = env::var("RINGWAY_COMMIT").ok();
     let archived = || std::fs::read_to_string(root.join("commit.txt")).ok();
@@ -52,12 +52,16 @@ fn of_working_copy(root: &Path) -> Option<String> {
         output.status.success().then(|| text.trim_end().to_owned())
     };
     git(&["ls-files", "--error-unmatch", "Cargo.toml"])?;
-    // What names a commit. A file that is not there would have the program built anew each time.
+    // What names a commit.
     for file in ["HEAD", "refs/heads", "packed-refs"] {
-        let path = root.join(git(&["rev-parse", "--git-path", file])?);
-        if path.exists() {
-            println!("cargo:rerun-if-changed={}", path.display());
-        }
+        watch(&root.join(git(&["rev-parse", "--git-path", file])?));
     }
     number(&git(&["rev-parse", "HEAD"])?)
+}
+
+/// Looks again when this file changes. One that is not there would have the program built anew each time.
+fn watch(path: &Path) {
+    if path.exists() {
+        println!("cargo:rerun-if-changed={}", path.display());
+    }
 }
