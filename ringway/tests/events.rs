@@ -166,6 +166,23 @@ fn what_happens_is_told_in_its_order() {
 }
 
 #[test]
+fn a_slow_disk_is_told_from_another_one_of_its_name() {
+    let dir = folder();
+    let args = ["--control", "ctl", "--overdue", "1", "disk.img", "--socket", "s"];
+    let _daemon = Daemon::serve(dir.path(), &args);
+    let mut events = Events::of(dir.path());
+    for socket in ["fast", "slow"] {
+        let image = "null:1G,latency=2500ms";
+        ctl(dir.path(), &["add", image, "--socket", socket, "--queues", "1"]);
+    }
+    let mut device = connect(dir.path(), "slow");
+    let mut queue = device.queue().unwrap();
+    assert!(write(&device, &mut queue, 0, 1));
+    assert_eq!(events.wait_for("overdue")["id"], 2);
+    assert_eq!(events.wait_for("in-time")["id"], 2);
+}
+
+#[test]
 fn failures_and_a_slow_disk_are_told() {
     let dir = folder();
     let args = ["--control", "ctl", "--overdue", "1", "disk.img", "--socket", "s"];

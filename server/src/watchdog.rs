@@ -13,13 +13,13 @@ use super::survive::survive;
 use ringway_control::protocol::Happened;
 use ringway_control::size::Size;
 use ringway_core::{Op, panic_point};
-use ringway_disk::Overdue;
+use ringway_disk::{Disk, Overdue};
 use ringway_export::{QueueFindings, Rouse};
 use rustix::thread::Pid;
 use std::collections::BTreeMap;
 use std::io;
-use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TryRecvError, sync_channel};
+use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -143,16 +143,24 @@ struct PendingWorker {
     logged: bool,
 }
 
+/// Which disk it is: several may have one name.
+type DiskKey = *const Disk;
+
 /// A disk of which something was reported.
 struct OverdueNotice {
+    /// As long as this is there no other disk gets its place in memory.
+    disk: Weak<Disk>,
+    name: String,
     at: Duration,
     /// Some of its requests are overdue.
     now: bool,
 }
 
 /// Lost kicks of a disk.
-#[derive(Default)]
 struct Kicks {
+    /// As above.
+    _disk: Weak<Disk>,
+    name: String,
     /// When they were reported last.
     logged: Option<Duration>,
     /// Those since.
@@ -163,10 +171,10 @@ struct Kicks {
 struct Rounds {
     limit: Duration,
     asked: BTreeMap<String, PendingWorker>,
-    notices: BTreeMap<String, OverdueNotice>,
-    kicks: BTreeMap<String, Kicks>,
-    /// Events that are not reported yet, with the names of their disks.
-    events: Vec<(String, Happened)>,
+    notices: BTreeMap<DiskKey, OverdueNotice>,
+    kicks: BTreeMap<DiskKey, Kicks>,
+    /// Events that are not reported yet, with their disks.
+    events: Vec<(Weak<Disk>, Happened)>,
     /// Rounds in a row in which nothing was found to look after.
     calm: u32,
     threads: BTreeMap<String, Pid>,
@@ -196,10 +204,12 @@ impl Rounds {
     }
 
     fn tell_events(&mut self, disks: &Disks) {
-        for (name, happened) in self.events.drain(..) {
-            let is_it = |served: &Arc<Served>| served.name() == name;
-            let id = disks.list().into_iter().find(is_it).map(|served| served.id);
-            disks.events.tell(id.map(|id| (id, name.as_str())), happened);
+        for (disk, happened) in self.events.drain(..) {
+            let is_it = |served: &Arc<Served>| Arc::as_ptr(served.export.disk()) == disk.as_ptr();
+            // Nobody waits for what is said of one that has gone.
+            if let Some(served) = disks.list().into_iter().find(is_it) {
+                disks.events.tell(Some((served.id, served.name())), happened);
+            }
         }
     }
 
@@ -283,26 +293,31 @@ impl Rounds {
         silent: bool,
         lines: &mut Vec<LogLine>,
     ) {
-        let mut disks: BTreeMap<String, (Overdue, u64)> = BTreeMap::new();
-        for findings in found {
-            let (overdue, lost) = disks.entry(findings.disk.name().to_owned()).or_default();
-            overdue.add(&findings.overdue);
-            *lost += findings.lost_kicks;
+        let mut disks: BTreeMap<DiskKey, (Arc<Disk>, Overdue, u64)> = BTreeMap::new();
+        for QueueFindings { disk, overdue, lost_kicks, .. } in found {
+            let none = || (Arc::clone(&disk), Overdue::default(), 0);
+            let (_, all, lost) = disks.entry(Arc::as_ptr(&disk)).or_insert_with(none);
+            all.add(&overdue);
+            *lost += lost_kicks;
         }
-        for (name, (overdue, lost)) in &disks {
+        for (&key, (disk, overdue, lost)) in &disks {
+            let (name, weak) = (disk.name().to_owned(), Arc::downgrade(disk));
             if *lost > 0 {
-                self.kicks.entry(name.clone()).or_default().more += lost;
+                let (_disk, name) = (weak.clone(), name.clone());
+                let new = Kicks { _disk, name, logged: None, more: 0 };
+                self.kicks.entry(key).or_insert(new).more += lost;
             }
-            let notice = self.notices.get(name);
+            let notice = self.notices.get(&key);
             let quiet = notice.is_some_and(|notice| now < notice.at + QUIET);
             if overdue.new > 0 && !quiet {
-                lines.push(LogLine::Bad(self.words(name, overdue)));
+                lines.push(LogLine::Bad(self.words(&name, overdue)));
                 let requests = overdue.requests;
-                self.events.push((name.clone(), Happened::Overdue { requests }));
-                self.notices.insert(name.clone(), OverdueNotice { at: now, now: true });
+                self.events.push((weak.clone(), Happened::Overdue { requests }));
+                self.notices.insert(key, OverdueNotice { disk: weak, name, at: now, now: true });
             }
         }
-        self.kicks.retain(|name, kicks| {
+        self.kicks.retain(|_, kicks| {
+            let name = &kicks.name;
             // A guest may never kick at all.
             if kicks.logged.is_some_and(|at| now < at + QUIET) {
                 return true;
@@ -317,12 +332,12 @@ impl Rounds {
             }
             lost > 0
         });
-        for (name, notice) in &mut self.notices {
-            let still = disks.get(name).is_some_and(|(overdue, _)| overdue.requests > 0);
+        for (key, notice) in &mut self.notices {
+            let still = disks.get(key).is_some_and(|(_, overdue, _)| overdue.requests > 0);
             if notice.now && !still && !silent {
                 notice.now = false;
-                let limit = seconds(self.limit);
-                self.events.push((name.clone(), Happened::InTime));
+                let (limit, name) = (seconds(self.limit), &notice.name);
+                self.events.push((notice.disk.clone(), Happened::InTime));
                 lines.push(LogLine::Good(format!("{name}: no request waits for {limit} any more")));
             }
         }
@@ -366,7 +381,7 @@ mod tests {
     use super::*;
     use ringway_core::ByteRange;
     use ringway_disk::EngineKind;
-    use ringway_disk::{Disk, Oldest, OpenOptions, Source, open};
+    use ringway_disk::{Oldest, OpenOptions, Source, open};
     use ringway_export::Findings;
     use ringway_export::QueueId;
     use std::cell::Cell;
