@@ -369,7 +369,8 @@ fn read_in_order(dir: &Path, socket: &str, daemon: &Daemon, what: &str) {
 fn e05_who_tells_of_paths_outlives_panics() {
     let dir = folder();
     let disk = |socket| format!("[[disk]]\nimage = 'sim:hdd:1G'\nsocket = '{socket}'\n");
-    std::fs::write(dir.path().join("two.toml"), disk("s") + &disk("t")).unwrap();
+    let file = format!("log-level = 'debug'\n{}{}", disk("s"), disk("t"));
+    std::fs::write(dir.path().join("two.toml"), file).unwrap();
     let daemon = Daemon::start(with_panic(dir.path(), "paths:1", &["--config", "two.toml"]));
     let why = "the thread that tells of paths panicked: told to panic at paths";
     read_in_order(dir.path(), "s", &daemon, why);

@@ -72,7 +72,7 @@ fn neighbours_are_merged_on_request_and_counted() {
 #[test]
 fn auto_takes_up_merging_on_a_slow_disk_and_says_so() {
     let dir = folder();
-    let args = ["sim:hdd:1G", "--socket", "s", "--stats", "--workers", "1"];
+    let args = ["sim:hdd:1G", "--socket", "s", "--stats", "--workers", "1", "-v"];
     let daemon = Daemon::serve(dir.path(), &args);
     let mut device = connect(dir.path());
     let mut queue = device.queue().unwrap();

@@ -1,4 +1,4 @@
-//! Says in the log when a disk's path has changed.
+//! Tells when a disk's path has changed: an event, and a line of the log for who looks for it.
 
 use super::events::Events;
 use super::survive::survive;
@@ -46,7 +46,7 @@ impl Paths {
                     events.tell(Some((disk.id, &disk.name)), path_changed);
                     if let Some(pass) = disk.lines.pass() {
                         let (name, suppressed) = (&disk.name, pass.suppressed);
-                        tracing::info!(suppressed, "{name}: path {path} ({why})");
+                        tracing::debug!(suppressed, "{name}: path {path} ({why})");
                     }
                 });
             }
