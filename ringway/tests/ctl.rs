@@ -580,3 +580,42 @@ fn names_that_are_no_text_spoil_no_answer_and_no_command() {
     }
     daemon.stop();
 }
+
+/// Where two disks are called so, both are named, and none is taken.
+#[test]
+fn a_disk_is_known_by_the_name_of_its_image_or_socket_and_by_its_serial_number() {
+    for isolate in [false, true] {
+        let dir = folder();
+        for name in ["one", "two"] {
+            std::fs::create_dir(dir.path().join(name)).unwrap();
+            std::fs::write(dir.path().join(name).join("vm1.img"), vec![0; 1 << 20]).unwrap();
+        }
+        let disk = |folder: &str, socket: &str, serial: &str| {
+            let image = format!("[[disk]]\nimage = '{folder}/vm1.img'\nformat = 'raw'\n");
+            format!(
+                "{image}socket = '{folder}/{socket}'\nserial = '{serial}'\nisolate = {isolate}\n"
+            )
+        };
+        let file =
+            ["control = 'ctl'\n", &disk("one", "a.sock", "ROOT"), &disk("two", "b.sock", "1")];
+        std::fs::write(dir.path().join("c.toml"), file.concat()).unwrap();
+        let daemon = Daemon::serve(dir.path(), &["--config", "c.toml"]);
+        for (word, id) in [
+            ("a.sock", 0),
+            ("b.sock", 1),
+            ("ROOT", 0),
+            ("1", 1),
+            ("one/vm1.img", 0),
+            ("one/../two/vm1.img", 1),
+        ] {
+            assert_eq!(answer(dir.path(), &["drain", word])["id"], id, "{word}, {isolate}");
+        }
+        let mut command = ringway();
+        command.args(["ctl", "--control", "ctl", "pause", "vm1.img"]).current_dir(dir.path());
+        let said = text(&run(command).stderr);
+        for words in ["one/vm1.img at ", "a.sock (number 0)", "two/vm1.img at ", "(number 1)"] {
+            assert!(said.contains(words), "{isolate}: {said}");
+        }
+        daemon.stop();
+    }
+}

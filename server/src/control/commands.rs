@@ -9,7 +9,8 @@ use super::super::reload::reload;
 use super::super::served::{Served, lock};
 use super::reports;
 use ringway_control::protocol::{
-    Done, Happened, JobFacts, JobOf, Limited, Problem, ProblemKind, Removed, ResizedTo, Retried,
+    DiskFacts, Done, Happened, JobFacts, JobOf, Limited, Problem, ProblemKind, Removed, ResizedTo,
+    Retried,
 };
 use ringway_control::request::{
     self, Add, Commit, ControlRequest, Flatten, Limit, Name, Nothing, One, Reload, Resize, Retry,
@@ -131,51 +132,64 @@ fn answer(value: impl Serialize) -> Outcome {
     serde_json::to_value(value).map_err(|error| Problem::new(ProblemKind::Failed, error))
 }
 
+/// The disk of this number, image or socket; or the only one whose image or socket is called so without its folder, or
+/// that has this serial number.
 fn find(disks: &Disks, name: &Name) -> Result<AnyDisk, Problem> {
-    let place = match name {
-        Name::Word(word) if Path::new(word).is_absolute() => {
-            Some(disks.host.locate(Path::new(word)))
-        }
-        _ => None,
-    };
-    let is_it = |served: &Served| match name {
-        Name::Id(id) => served.id == *id,
+    let (all, word) = (
+        disks.all(),
+        match name {
+            Name::Id(id) => id.to_string(),
+            Name::Word(word) => word.clone(),
+        },
+    );
+    let place = Path::new(&word).is_absolute().then(|| disks.host.locate(Path::new(&word)));
+    let is_it = |disk: &AnyDisk| match name {
+        Name::Id(id) => disk.id() == *id,
         Name::Word(word) => {
-            served.id.to_string() == *word
-                || served.export.disk().name() == word
-                || served.socket.as_deref() == Some(Path::new(word))
-                || place.as_ref().is_some_and(|place| lock(&served.claim).is_at(place))
-        }
-    };
-    let is_it_apart = |disk: &Isolated| match name {
-        Name::Id(id) => disk.id == *id,
-        Name::Word(word) => {
-            disk.id.to_string() == *word
+            disk.id().to_string() == *word
                 || disk.image() == *word
                 || disk.is_at_socket(Path::new(word))
                 || place.as_ref().is_some_and(|place| disk.claim(&disks.host).is_at(place))
         }
     };
-    let here = disks.list().into_iter().filter(|served| is_it(served)).map(AnyDisk::Here);
-    let apart = disks.isolated().into_iter().filter(|disk| is_it_apart(disk));
-    let mut found = here.chain(apart.map(AnyDisk::Apart));
-    let word = match name {
-        Name::Id(id) => id.to_string(),
-        Name::Word(word) => word.clone(),
-    };
-    match (found.next(), found.next()) {
-        (Some(served), None) => Ok(served),
-        (Some(_), Some(_)) => Err(Problem::new(
-            ProblemKind::NoSuchDisk,
-            format!("several disks are called '{word}': name one by its number (see list)"),
-        )),
-        (None, _) => Err(Problem::new(
-            ProblemKind::NoSuchDisk,
-            format!(
-                "there is no disk '{word}': name one by its number, image or socket (see list)"
-            ),
-        )),
+    let mut found: Vec<_> = all.iter().filter(|disk| is_it(disk)).cloned().collect();
+    if let (true, Name::Word(word)) = (found.is_empty(), name) {
+        found = all.into_iter().filter(|disk| is_called(&facts_of(disk), word)).collect();
     }
+    let no_such = |message| Err(Problem::new(ProblemKind::NoSuchDisk, message));
+    match &found[..] {
+        [_] => Ok(found.remove(0)),
+        [] => no_such(format!(
+            "there is no disk '{word}': name one by its number, image or socket (see list)"
+        )),
+        several => {
+            let names = several.iter().map(|disk| {
+                let DiskFacts { id, image, socket, .. } = facts_of(disk);
+                let at = socket.map(|socket| format!(" at {}", socket.display()));
+                format!("{image}{} (number {id})", at.unwrap_or_default())
+            });
+            no_such(format!(
+                "several disks are called '{word}': {}. Name one by its number",
+                names.collect::<Vec<_>>().join(", ")
+            ))
+        }
+    }
+}
+
+/// As it was said last, which names it as well as what it says now.
+fn facts_of(disk: &AnyDisk) -> DiskFacts {
+    match disk {
+        AnyDisk::Here(served) => reports::facts(served),
+        AnyDisk::Apart(disk) => disk.facts(None),
+    }
+}
+
+/// True if this is the name of its image or socket without the folder, or its serial number.
+fn is_called(facts: &DiskFacts, word: &str) -> bool {
+    let ends = |path: &Path| path.file_name().is_some_and(|name| name == word);
+    ends(Path::new(&facts.image))
+        || facts.socket.as_deref().is_some_and(ends)
+        || (!word.is_empty() && facts.serial == word)
 }
 
 /// One that this process serves, as it did a moment ago.

@@ -13,6 +13,7 @@ use ringway_disk::Disk;
 use ringway_disk::open::ClusterDisk;
 use ringway_terminal::reasons::in_full;
 use serde_json::Value;
+use std::path::Path;
 use std::sync::{Arc, Mutex};
 
 /// A disk, wherever it is served.
@@ -54,6 +55,14 @@ impl AnyDisk {
         match self {
             Self::Here(served) => served.is_leaving(),
             Self::Apart(disk) => disk.is_leaving(),
+        }
+    }
+
+    /// True if its socket is called so.
+    pub(crate) fn is_at_socket(&self, path: &Path) -> bool {
+        match self {
+            Self::Here(served) => served.socket.as_deref() == Some(path),
+            Self::Apart(disk) => disk.is_at_socket(path),
         }
     }
 
