@@ -1026,3 +1026,32 @@ fn c63_a_clone_goes_with_a_disk_that_is_removed_before_it_is_served_again() {
         assert!(!dir.join("s").exists());
     }
 }
+
+/// The front-end has moved a ring out of its memory meanwhile, so its queues cannot start: the disk is paused no more
+/// all the same, also for the next process.
+#[test]
+fn a_resume_that_fails_is_not_undone_by_the_next_process() {
+    use ringway_testkit::raw::{F_VERSION_1, RawGuest, halves, request, words};
+    let dir = folder();
+    let dir = dir.path();
+    let args = ["disk.img", "--format", "raw", "--socket", "s", "--control", "ctl", "--isolate"];
+    let daemon = Daemon::serve(dir, &[&args[..], &["--state-dir", "state"]].concat());
+    let guest = RawGuest::start(UnixStream::connect(dir.join("s")).unwrap(), 1, 64, F_VERSION_1);
+    ctl(dir, &["pause", "0"]).unwrap();
+    let mut address = halves(&[0, 0]);
+    address.extend(words(&[1 << 40, 1 << 40, 1 << 40, 0]));
+    guest.client.acked(request::SET_VRING_ADDR, &address, &[]).unwrap();
+    ctl(dir, &["resume", "0"]).unwrap_err();
+    drop(guest);
+    let state = || ctl(dir, &["list"]).unwrap()["disks"][0]["state"].clone();
+    until("it is served", || state() == "serving");
+    let first = process(dir, 0).unwrap();
+    kill(first, libc::SIGKILL);
+    until("another process serves it", || process(dir, 0).is_some_and(|now| now != first));
+    assert_eq!(state(), "serving", "{}", daemon.log());
+    let mut device = connect(dir, "s");
+    let mut queue = device.queue().unwrap();
+    assert!(write(&device, &mut queue, 0, 1));
+    drop((queue, device));
+    daemon.stop();
+}

@@ -119,8 +119,13 @@ fn change_apart(disk: &Isolated, request: ControlRequest) -> Outcome {
     let mut line = answer(request)?;
     // It knows no other.
     line["disk"] = 0.into();
-    let mut said = disk.ask(line).wait(CHANGE_MAX)?;
-    pause.into_iter().for_each(|pause| disk.set_paused(pause));
+    let said = disk.ask(line).wait(CHANGE_MAX);
+    if let Some(pause) = pause {
+        // One that failed may have been carried out in part.
+        let now = said.as_ref().map_or_else(|_| reports::paused_apart(disk), |_| Some(pause));
+        now.into_iter().for_each(|paused| disk.set_paused(paused));
+    }
+    let mut said = said?;
     if let Ok(begun) = JobOf::deserialize(&said) {
         disk.set_job(begun.job);
     }

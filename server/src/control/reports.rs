@@ -50,6 +50,13 @@ pub(super) fn facts_apart(disk: &Isolated) -> DiskFacts {
     disk.facts(said.and_then(|said| said.disks.into_iter().next()))
 }
 
+/// Whether one with a process of its own is paused, as that says now; `None` if it says nothing.
+pub(super) fn paused_apart(disk: &Isolated) -> Option<bool> {
+    let answer = disk.ask(json!({"command": "list"})).wait(TIMEOUT).ok()?;
+    let said = serde_json::from_value::<List>(answer).ok()?;
+    said.disks.first().map(|disk| disk.state == State::Paused)
+}
+
 /// Of all disks; of those with processes of their own, as these said last.
 pub(crate) fn all_facts(disks: &Disks) -> Vec<DiskFacts> {
     let mut all: Vec<_> = disks.list().iter().map(|served| facts(served)).collect();
