@@ -312,6 +312,55 @@ fn c18_a_flush_that_finds_no_room_for_a_table_is_held() {
     qemu(dir, "qemu-img", &["check", "small/top.qcow2"], &[0]);
 }
 
+/// On a full file system, with entries that its tables have no room for.
+#[test]
+fn e43_an_end_that_leaves_answered_data_outside_of_the_image_fails_and_says_so() {
+    for isolate in [&[][..], &["--isolate"]] {
+        let dir = folder();
+        let dir = dir.path();
+        let small = match Mounted::in_memory(dir.join("small"), 4 << 20) {
+            Ok(small) => small,
+            Err(lack) => return lack.skip(),
+        };
+        let args = ["create", "-q", "-f", "qcow2", "small/top.qcow2", "64M"];
+        qemu(dir, "qemu-img", &args, &[0]);
+        let serve = || {
+            let args = ["small/top.qcow2", "--format", "qcow2", "--socket", "s", "--queues", "1"];
+            Daemon::serve(dir, &[&args[..], &["--state-dir", "state"], isolate].concat())
+        };
+        let connect =
+            || Options::new().patience(crate::common::PATIENCE).connect(dir.join("s")).unwrap();
+        let mut daemon = serve();
+        let mut device = connect();
+        let mut queue = device.queue::<()>().unwrap();
+        assert!(write(&device, &mut queue, 0, 1) && write(&device, &mut queue, CLUSTER, 1));
+        assert!(flush(&mut queue));
+        let filler = std::fs::File::create(small.path().join("filler")).unwrap();
+        let mut bytes = 0;
+        while filler.write_all_at(&[1; 4096], bytes).is_ok() {
+            bytes += 4096;
+        }
+        filler.set_len(bytes - 4096).unwrap();
+        assert!(write(&device, &mut queue, 640 * CLUSTER, 2), "{}", daemon.log());
+        drop((queue, device));
+        daemon.signal(libc::SIGTERM);
+        let status = daemon.wait().0;
+        let log = daemon.log();
+        assert_eq!(status.code(), Some(1), "{isolate:?}: {log}");
+        assert!(log.contains("is in the state folder (--state-dir) alone"), "{isolate:?}: {log}");
+        // It is served on, and its next end, with room, leaves all in the image.
+        let daemon = serve();
+        let mut device = connect();
+        let mut queue = device.queue::<()>().unwrap();
+        assert_eq!(read(&device, &mut queue, 640 * CLUSTER)[0], 2, "{isolate:?}");
+        drop((queue, device));
+        filler.set_len(0).unwrap();
+        daemon.stop();
+        qemu(dir, "qemu-img", &["check", "small/top.qcow2"], &[0]);
+        drop(small);
+    }
+}
+
 /// A device does not say its size as a file does.
 #[test]
 fn c38_what_was_answered_is_found_on_a_device() {

@@ -3,7 +3,7 @@
 use super::configured::Configured;
 use super::control::{Control, all_facts};
 use super::deadline;
-use super::departure::Watch;
+use super::departure::{Departure, Watch};
 use super::disks::{Disks, Means, Ready};
 use super::host::{Duties, Host, StateDir, is_socket_busy};
 use super::isolate::{Inside, Spawner};
@@ -315,7 +315,7 @@ impl Daemon {
         let all = || list.iter().map(|served| &**served);
         let watch = Watch::begin(all());
         let stopped = disks.stop_all();
-        let departure = watch.end(all());
+        let departure = Departure { unsaved: stopped.is_err(), ..watch.end(all()) };
         drop(list);
         if print_stats && has_own {
             workers.print();

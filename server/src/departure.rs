@@ -10,6 +10,9 @@ pub(crate) struct Departure {
     pub(crate) clear: bool,
     /// Requests that were held, and that it has left unanswered.
     pub(crate) held: u64,
+    /// What its guest was answered is not all in its image.
+    #[serde(default)]
+    pub(crate) unsaved: bool,
 }
 
 /// Counts what disks leave unanswered from now on.
@@ -23,7 +26,7 @@ impl Watch {
     /// Of the same disks, which are served no more.
     pub(crate) fn end<'a>(self, disks: impl IntoIterator<Item = &'a Served> + Clone) -> Departure {
         let clear = disks.clone().into_iter().all(|served| served.export.is_clear());
-        Departure { clear, held: left(disks) - self.0 }
+        Departure { clear, held: left(disks) - self.0, unsaved: false }
     }
 }
 

@@ -326,7 +326,9 @@ impl Disks {
         let parting = self.removals.begin();
         let (disk, part) = (Arc::clone(&served), |served: &Served| {
             served.flush_server();
-            served.leave();
+            if let Err(error) = served.leave() {
+                tracing::warn!(disk = served.name(), "{error}");
+            }
             served.end_server();
         });
         let parted = std::thread::Builder::new().name("part".into()).spawn(move || {
@@ -366,11 +368,15 @@ impl Disks {
             // Its clone may be another daemon's, or about to be.
             let ours = removed && served.export.end_image(served.device.is_some());
             served.end_clone(ours);
-            served.leave();
+            outcome = outcome.and(served.leave());
             self.forget(&served);
         }
         for disk in isolated {
-            disk.join();
+            if disk.join().unsaved {
+                let image = disk.image();
+                outcome =
+                    outcome.and(Err(anyhow!("{image}: its process could not end it in order")));
+            }
         }
         self.removals.wait();
         outcome

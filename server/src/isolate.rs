@@ -336,7 +336,7 @@ impl Isolated {
     /// Waits for its end.
     pub(crate) fn join(&self) -> Departure {
         let Some(thread) = lock(&self.thread).take() else {
-            return Departure { clear: true, held: 0 };
+            return Departure { clear: true, ..Departure::default() };
         };
         let begun = Instant::now();
         while !thread.is_finished() {

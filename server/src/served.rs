@@ -179,9 +179,18 @@ impl Served {
     }
 
     /// Leaves its image and what outlives this process, once nobody changes the image's files any more.
-    pub(super) fn leave(&self) {
+    ///
+    /// # Errors
+    /// That what its guest was answered is not in its image. Clusters that cannot be given back cost room alone.
+    pub(super) fn leave(&self) -> anyhow::Result<()> {
         let _files = lock(&self.files_change);
-        self.export.leave_image();
+        self.export.leave_image().map_err(|error| {
+            anyhow!(
+                "{}: what its guest was answered could not be put into the image ({error}), and is in the state folder \
+                 (--state-dir) alone: make room, and serve the image again with that folder before anything else uses it",
+                self.name()
+            )
+        })
     }
 
     /// As [`Served::leave`], and others may have its image at once; if nobody has to be waited for.

@@ -7,6 +7,7 @@ use crate::limit::Pass;
 use crate::queue::QueueLifecycle;
 use ringway_core::kill_point;
 use ringway_disk::{Disk, LockError};
+use std::io;
 use std::sync::atomic::Ordering::SeqCst;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -100,12 +101,21 @@ impl<Q: QueueLifecycle> Export<Q> {
     /// the process is left, both while the lock is ours. Whoever serves it next may be waiting for that, which goes
     /// with the process. Waits for what changes the image or gives it up. What is in flight still is as in a process
     /// that is killed.
-    pub fn leave_image(&self) {
+    ///
+    /// # Errors
+    /// What the host says: what its guest was answered is not in its file.
+    pub fn leave_image(&self) -> io::Result<()> {
         let _alone = lock(&self.changing);
         let ours = *lock(&self.image_lock.state) != LockState::Free;
-        if ours && self.is_clear() && self.disk.leave_image().is_ok() {
-            self.disk.leave_state();
+        if !ours || !self.is_clear() {
+            return Ok(());
         }
+        if self.disk.leave_image().is_ok() {
+            self.disk.leave_state();
+            return Ok(());
+        }
+        // Perhaps only clusters could not be given back.
+        self.disk.leave_journal()
     }
 
     /// As [`Export::leave_image`], of an image without tables, which others may have at once; nothing is waited for.

@@ -47,7 +47,10 @@ pub trait Offered: Send + Sync {
     fn end_image(&self, guest_ends: bool) -> bool;
 
     /// As [`Export::leave_image`].
-    fn leave_image(&self);
+    ///
+    /// # Errors
+    /// What the host says.
+    fn leave_image(&self) -> io::Result<()>;
 
     /// As [`Export::let_go`].
     fn let_go(&self) -> bool;
@@ -130,8 +133,8 @@ impl<Q: QueueLifecycle> Offered for Export<Q> {
         self.end_image(guest_ends)
     }
 
-    fn leave_image(&self) {
-        self.leave_image();
+    fn leave_image(&self) -> io::Result<()> {
+        self.leave_image()
     }
 
     fn let_go(&self) -> bool {

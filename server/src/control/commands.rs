@@ -220,13 +220,13 @@ fn remove(disks: &Disks, One { disk }: One) -> Outcome {
         AnyDisk::Here(served) => {
             let (id, image) = (served.id, served.export.disk().name().to_owned());
             let connected = served.export.is_connected();
-            let Departure { clear, held } = disks.remove(served).map_err(failed)?;
+            let Departure { clear, held, .. } = disks.remove(served).map_err(failed)?;
             answer(Removed { id, image, drained: clear, connected, held })
         }
         AnyDisk::Apart(disk) => {
             let (id, image) = (disk.id, disk.image());
             let connected = reports::facts_apart(&disk).connected;
-            let Departure { clear, held } = disks.remove_isolated(&disk).map_err(failed)?;
+            let Departure { clear, held, .. } = disks.remove_isolated(&disk).map_err(failed)?;
             answer(Removed { id, image, drained: clear, connected, held })
         }
     }

@@ -83,7 +83,7 @@ impl Disks {
         let departure = disk.join();
         lock(&self.isolated).retain(|other| !Arc::ptr_eq(other, disk));
         tracing::info!(disk = disk.image(), id = disk.id, "disk removed");
-        let Departure { clear, held } = departure;
+        let Departure { clear, held, .. } = departure;
         let removed = Happened::Removed { drained: clear, held };
         self.events.tell(Some((disk.id, &disk.image())), removed);
         Ok(departure)

@@ -32,7 +32,7 @@ impl Disks {
         let outcome = served.join().unwrap_or(Ok(()));
         served.flush_server();
         self.forget(&served);
-        let Departure { clear, held } = watch.end([&*served]);
+        let Departure { clear, held, .. } = watch.end([&*served]);
         served.end_server();
         tracing::info!(disk = served.name(), id = served.id, "disk removed");
         let removed = Happened::Removed { drained: clear, held };
@@ -49,6 +49,6 @@ impl Disks {
             ours = served.export.end_image(served.device.is_some());
         }
         served.end_clone(ours);
-        outcome.map(|()| Departure { clear, held })
+        outcome.map(|()| Departure { clear, held, unsaved: false })
     }
 }

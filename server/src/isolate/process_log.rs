@@ -65,7 +65,7 @@ mod tests {
     #[test]
     fn e04_a_process_that_talks_nonsense_is_told_ten_times() {
         let log = ProcessLog::new("disk.img");
-        let ended = Departure { clear: true, held: 2 };
+        let ended = Departure { clear: true, held: 2, unsaved: false };
         let live = || {
             let (ours, mut its) = UnixStream::pair().unwrap();
             let process = Process::new(1, ours).unwrap();
