@@ -75,6 +75,35 @@ fn a_disk_gets_the_socket_that_is_bound_where_it_wants_one() {
     }
 }
 
+/// Its process gets the socket, and so does the one after that.
+#[test]
+fn a_disk_with_a_process_of_its_own_gets_its_socket() {
+    let dir = folder();
+    let at = dir.path().join("vm1.sock");
+    let listener: OwnedFd = UnixListener::bind(&at).unwrap().into();
+    let disk =
+        "control = 'ctl'\n[[disk]]\nimage = 'disk.img'\nsocket = 'vm1.sock'\nisolate = true\n";
+    std::fs::write(dir.path().join("vm1.toml"), disk).unwrap();
+    let daemon = Daemon::start(activated(dir.path(), &listener, &["--config", "vm1.toml"]));
+    serves(&at);
+    let process = || {
+        let list = crate::common::guest::ctl(dir.path(), &["list"]);
+        let list: serde_json::Value = serde_json::from_slice(&list.stdout).unwrap();
+        let disk = &list["disks"][0];
+        assert!(disk["socket"].as_str().unwrap().ends_with("vm1.sock"), "{disk}");
+        disk["process"].as_i64()
+    };
+    let first = process().unwrap();
+    // SAFETY: a process of this test's own daemon.
+    unsafe { libc::kill(i32::try_from(first).unwrap(), libc::SIGKILL) };
+    crate::common::guest::wait_for("another process", || {
+        process().is_some_and(|process| process != first)
+    });
+    serves(&at);
+    daemon.stop();
+    assert!(at.exists(), "it belongs to the manager");
+}
+
 #[test]
 fn a_socket_that_is_passed_in_vain_is_an_error() {
     let dir = folder();

@@ -123,11 +123,14 @@ impl Starting {
         log: LogWords,
         turn: usize,
     ) -> anyhow::Result<Self> {
-        if !matches!(spec.place, Place::Socket(_)) {
-            bail!(
-                "a disk with a process of its own needs a socket file: name one, or leave isolate out"
-            );
-        }
+        let socket = match &spec.place {
+            Place::Socket(_) => None,
+            Place::Inherited { fd, listens: true, .. } => Some(fd.as_fd()),
+            _ => bail!(
+                "a disk with a process of its own is served at a socket file, or at a listening socket that is \
+                 passed to the daemon: name one (--socket), or leave isolate out"
+            ),
+        };
         if spec.words.limit_group.is_some() {
             bail!(apart_has_no_group(&source_name(&spec)));
         }
@@ -140,7 +143,7 @@ impl Starting {
         let (log_format, log_level) = log;
         let name = source_name(&spec);
         let setup = DiskSetup { disk, turn, memory_max, name, log_format, log_level };
-        let (number, process) = spawner.start(setup)?;
+        let (number, process) = spawner.start(setup, socket)?;
         Ok(Self { process: Arc::new(process), number, spec })
     }
 

@@ -3,6 +3,7 @@
 
 use super::files::ServedFiles;
 use crate::departure::Departure;
+use crate::endpoint::inherit;
 use anyhow::Context;
 use ringway_control::config::{DaemonArgs, DiskArgs, DiskSpec, EachDisk, LimitArgs, Place, Plan};
 use ringway_control::log::{LogFormat, LogLevel};
@@ -29,15 +30,20 @@ pub(super) struct ProcessSetup {
     pub(super) files: ServedFiles,
     pub(super) log_format: Option<LogFormat>,
     pub(super) log_level: Option<LogLevel>,
+    /// The number of the inherited socket that its front-ends come to, if it makes none.
+    pub(super) socket: Option<i32>,
 }
 
 impl ProcessSetup {
     pub(super) fn into_plan(self) -> anyhow::Result<Plan> {
         let mut disk = self.disk;
         let image = disk.image.take().context("the setup names no image")?;
-        let socket = disk.socket.take().context("the setup names no socket")?;
-        let spec: DiskSpec =
-            disk.into_spec(&image, Place::Socket(socket)).map_err(anyhow::Error::msg)?;
+        let socket = disk.socket.take();
+        let place = match self.socket {
+            Some(number) => inherit(number)?,
+            None => Place::Socket(socket.context("the setup names no socket")?),
+        };
+        let spec: DiskSpec = disk.into_spec(&image, place).map_err(anyhow::Error::msg)?;
         Ok(Plan { disks: vec![spec], daemon: self.daemon, ..Plan::default() })
     }
 }
@@ -84,7 +90,18 @@ impl ForAll {
         let DiskSetup { disk, name, log_format, log_level, .. } = disk;
         let (commanded, sampled) = (self.commanded, self.sampled);
         let files = ServedFiles::default();
-        ProcessSetup { disk, daemon, added, commanded, sampled, name, files, log_format, log_level }
+        ProcessSetup {
+            disk,
+            daemon,
+            added,
+            commanded,
+            sampled,
+            name,
+            files,
+            log_format,
+            log_level,
+            socket: None,
+        }
     }
 }
 

@@ -67,6 +67,8 @@ enum SpawnerAnswer {
 struct KnownDisk {
     setup: ProcessSetup,
     cgroup: Option<Cgroup>,
+    /// Where its front-ends come in, if the service manager has opened that.
+    socket: Option<OwnedFd>,
     child: Child,
 }
 
@@ -122,13 +124,21 @@ impl Spawner {
     }
 
     fn ask(&self, request: &SpawnerRequest) -> anyhow::Result<(SpawnerAnswer, Option<OwnedFd>)> {
+        self.ask_with(request, None)
+    }
+
+    fn ask_with(
+        &self,
+        request: &SpawnerRequest,
+        fd: Option<BorrowedFd<'_>>,
+    ) -> anyhow::Result<(SpawnerAnswer, Option<OwnedFd>)> {
         let gone = || {
             anyhow!(
                 "the process that starts others for this daemon has ended (ringway-spawner): start \
                  the daemon anew"
             )
         };
-        match lock(&self.line).ask(request, None) {
+        match lock(&self.line).ask(request, fd) {
             Ok((SpawnerAnswer::Refused(why), _)) => Err(anyhow!(why)),
             Ok(answer) => Ok(answer),
             Err(error) if error.is_gone() => Err(gone()),
@@ -136,18 +146,28 @@ impl Spawner {
         }
     }
 
-    /// Starts the process of a new disk; gives back the number of the disk here.
-    pub(super) fn start(&self, setup: DiskSetup) -> anyhow::Result<(u64, Process)> {
-        self.begin(&SpawnerRequest::Start(Box::new(setup)))
+    /// Starts the process of a new disk, whose front-ends come to `socket` if that was passed to the daemon; gives
+    /// back the number of the disk here.
+    pub(super) fn start(
+        &self,
+        setup: DiskSetup,
+        socket: Option<BorrowedFd<'_>>,
+    ) -> anyhow::Result<(u64, Process)> {
+        self.begin(&SpawnerRequest::Start(Box::new(setup)), socket)
     }
 
     /// Starts the process of a disk again.
     pub(super) fn again(&self, number: u64, files: ServedFiles) -> anyhow::Result<Process> {
-        self.begin(&SpawnerRequest::Again { number, files }).map(|(_, process)| process)
+        self.begin(&SpawnerRequest::Again { number, files }, None).map(|(_, process)| process)
     }
 
-    fn begin(&self, request: &SpawnerRequest) -> anyhow::Result<(u64, Process)> {
-        let (SpawnerAnswer::Begun { number, pid }, Some(line)) = self.ask(request)? else {
+    fn begin(
+        &self,
+        request: &SpawnerRequest,
+        socket: Option<BorrowedFd<'_>>,
+    ) -> anyhow::Result<(u64, Process)> {
+        let (SpawnerAnswer::Begun { number, pid }, Some(line)) = self.ask_with(request, socket)?
+        else {
             bail!("the process that starts others answers something else");
         };
         Ok((number, Process::new(pid, UnixStream::from(line))?))
@@ -219,7 +239,7 @@ impl Serving<'_> {
             // Without the descriptor they are waited for with each request.
             self.reap();
             let answer = match parent.next(line, ends.as_ref().map(AsFd::as_fd)) {
-                Event::Request(request, _) => self.handle(request),
+                Event::Request(request, fd) => self.handle(request, fd),
                 Event::Unreadable(error) => Err(error.into()),
                 Event::Other => {
                     // One may stand for several.
@@ -247,22 +267,26 @@ impl Serving<'_> {
     fn handle(
         &mut self,
         request: SpawnerRequest,
+        socket: Option<OwnedFd>,
     ) -> anyhow::Result<(SpawnerAnswer, Option<OwnedFd>)> {
         match request {
             SpawnerRequest::Start(disk) => {
+                if self.started && socket.is_some() {
+                    bail!("sockets are passed to a daemon when it starts");
+                }
                 if self.started && !self.adds {
                     bail!("this daemon was started without --control: no disks are added to it");
                 }
                 let number = self.last + 1;
                 let cgroup = self.cgroup(number, disk.memory_max.map(|Size(bytes)| bytes))?;
                 let setup = self.for_all.with(*disk, self.started);
-                let begun = begin(&setup, cgroup.as_ref(), self.log);
+                let begun = begin(&setup, socket.as_ref(), cgroup.as_ref(), self.log);
                 let (child, line) = begun.inspect_err(|_| {
                     cgroup.iter().for_each(|cgroup| _ = cgroup.remove());
                 })?;
                 self.last = number;
                 let pid = child.id();
-                self.known.insert(number, KnownDisk { setup, cgroup, child });
+                self.known.insert(number, KnownDisk { setup, cgroup, socket, child });
                 Ok((SpawnerAnswer::Begun { number, pid }, Some(line)))
             }
             SpawnerRequest::Again { number, files } => {
@@ -272,7 +296,8 @@ impl Serving<'_> {
                 if known.child.try_wait()?.is_none() {
                     bail!("process {} has not ended yet", known.child.id());
                 }
-                let (child, line) = begin(&known.setup, known.cgroup.as_ref(), log)?;
+                let (child, line) =
+                    begin(&known.setup, known.socket.as_ref(), known.cgroup.as_ref(), log)?;
                 known.child = child;
                 Ok((SpawnerAnswer::Begun { number, pid: known.child.id() }, Some(line)))
             }
@@ -318,11 +343,13 @@ fn ends_of_children() -> Option<SignalFd> {
 
 fn begin(
     setup: &ProcessSetup,
+    socket: Option<&OwnedFd>,
     cgroup: Option<&Cgroup>,
     log: &LogArgs,
 ) -> anyhow::Result<(Child, OwnedFd)> {
     let (ours, its) = line(SocketType::STREAM).context("cannot make a line to a process")?;
-    let number = its.as_raw_fd();
+    let (number, socket) = (its.as_raw_fd(), socket.map(AsRawFd::as_raw_fd));
+    let setup = &ProcessSetup { socket, ..setup.clone() };
     let door = cgroup.map(Cgroup::door).transpose()?;
     // What runs now, whatever its file is by now.
     let mut command = Command::new("/proc/self/exe");
@@ -330,9 +357,11 @@ fn begin(
     // The daemon tells its service manager.
     command.env_remove("NOTIFY_SOCKET").stdin(Stdio::null());
     let prepare = move || {
-        // SAFETY: it is open: `its` is dropped after the child was started.
-        let its = unsafe { BorrowedFd::borrow_raw(number) };
-        fcntl_setfd(its, FdFlags::empty())?;
+        for number in [Some(number), socket].into_iter().flatten() {
+            // SAFETY: they are open: `its` is dropped after the child was started, and the socket is kept.
+            let its = unsafe { BorrowedFd::borrow_raw(number) };
+            fcntl_setfd(its, FdFlags::empty())?;
+        }
         // Before it has any memory of its own, and with the rights of this process.
         door.iter().try_for_each(|door| rustix::io::write(door, b"0").map(drop))?;
         Ok(())
