@@ -7,11 +7,12 @@
 
 use crate::disk::Disk;
 use crate::error_policy::{ErrorPolicy, OnError};
-use crate::holding::{HeldRequests, is_no_space};
+use crate::holding::{HeldRequests, LeftRequest, RESUMABLE_MAX, RESUMABLE_NS, is_no_space};
 use crate::incidents::FailedOp;
-use ringway_core::Op;
 use ringway_core::file::FileShape;
+use ringway_core::{ByteRange, Op};
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
+use std::sync::{MutexGuard, PoisonError};
 use std::time::Duration;
 
 impl Disk {
@@ -134,11 +135,31 @@ impl Disk {
         }
     }
 
-    /// As [`Disk::release_held`], and it was left to whoever serves the guest next.
+    /// As [`Disk::release_held`], and it was left to whoever serves the guest next: `since_ns` is when it failed first.
     #[cold]
-    pub(crate) fn leave_held(&self, errno: i32) {
+    pub(crate) fn leave_held(&self, errno: i32, (op, range): (Op, ByteRange), since_ns: u64) {
         self.holding.left.fetch_add(1, SeqCst);
+        let mut resumable = self.resumable();
+        if resumable.len() < RESUMABLE_MAX {
+            let left_ns = self.now();
+            resumable.push(LeftRequest { op, range, since_ns, left_ns });
+        }
+        drop(resumable);
         self.release_held(errno, false);
+    }
+
+    /// When a request failed first that another queue has left, in the disk's time.
+    #[cold]
+    pub(crate) fn held_since(&self, op: Op, range: ByteRange) -> Option<u64> {
+        let now = self.now();
+        let mut resumable = self.resumable();
+        resumable.retain(|left| now.saturating_sub(left.left_ns) < RESUMABLE_NS);
+        let at = resumable.iter().position(|left| left.op == op && left.range == range)?;
+        Some(resumable.swap_remove(at).since_ns)
+    }
+
+    fn resumable(&self) -> MutexGuard<'_, Vec<LeftRequest>> {
+        self.holding.resumable.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -1,7 +1,8 @@
 //! Requests of a disk that are held because it has failed them: what its queues share.
 
 use crate::incidents::{FailedOp, reason};
-use ringway_core::Status;
+use ringway_core::{ByteRange, Op, Status};
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::time::Duration;
 
@@ -27,7 +28,26 @@ pub(crate) struct Holding {
     pub(crate) spells: AtomicU64,
     /// Requests that were left in the record for whoever serves the guest next.
     pub(crate) left: AtomicU64,
+    /// Those of them that the next queue has not met yet: it goes on with the time for which they were held.
+    pub(crate) resumable: Mutex<Vec<LeftRequest>>,
 }
+
+/// A held request of a queue that was stopped.
+#[derive(Debug)]
+pub(crate) struct LeftRequest {
+    pub(crate) op: Op,
+    pub(crate) range: ByteRange,
+    /// When it failed first, and when it was left, in the disk's time.
+    pub(crate) since_ns: u64,
+    pub(crate) left_ns: u64,
+}
+
+/// How long what is known of a request that was left is believed, in nanoseconds: a queue that starts again does so
+/// at once, and a later request of the same range is another one.
+pub(crate) const RESUMABLE_NS: u64 = 60_000_000_000;
+
+/// As many as are known at a time, at most: more than a disk has places for. Those beyond begin their time anew.
+pub(crate) const RESUMABLE_MAX: usize = 4096;
 
 /// Requests that are held.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

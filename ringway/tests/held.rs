@@ -282,6 +282,39 @@ fn c18_a_disk_that_was_mended_goes_on() {
     daemon.stop();
 }
 
+/// Its queue is stopped and started all the time meanwhile, as by a front-end that changes its memory.
+#[test]
+fn c18_a_held_request_goes_on_with_its_time_when_its_queue_starts_again() {
+    let dir = folder();
+    let path = dir.path();
+    let small = match Mounted::in_memory(path.join("small"), MIB) {
+        Ok(small) => small,
+        Err(lack) => return lack.skip(),
+    };
+    std::fs::File::create(small.path().join("disk.img")).unwrap().set_len(BYTES).unwrap();
+    let args = ["small/disk.img", "--socket", "s", "--control", "ctl", "--cache", "writeback"];
+    let daemon = Daemon::serve(path, &[&args[..], &["--hold-timeout", "3"]].concat());
+    let device = Options::new().patience(PATIENCE).reconnect(PATIENCE);
+    let mut device = device.connect(path.join("s")).unwrap();
+    let mut queue = device.queue::<()>().unwrap();
+    let mut big = device.pool().alloc(2 << 20).unwrap();
+    big.fill(1);
+    queue.write(0, big, ()).unwrap();
+    queue.submit().unwrap();
+    until("it is held", || held(path) == 1);
+    let begun = Instant::now();
+    while queue.in_flight() > 0 && !queue.wait(Some(Duration::from_millis(10))).unwrap() {
+        assert!(begun.elapsed() < PATIENCE, "its time begins anew each time: {}", daemon.log());
+        for change in ["pause", "resume"] {
+            let (done, said) = ctl(path, &[change, "0"]);
+            assert!(done, "{said}");
+        }
+    }
+    assert!(!queue.pop().unwrap().unwrap().is_ok(), "there never was room");
+    drop((queue, device));
+    daemon.stop();
+}
+
 /// After its time a held request is reported; words that cannot be are told with those that can.
 #[test]
 fn c18_patience_has_an_end_and_words_are_checked() {

@@ -83,7 +83,8 @@ impl<C> DiskQueue<C> {
                 self.issuer.disk.end_late(&turn);
             }
             if let Some(held) = slow.held.take() {
-                self.issuer.disk.leave_held(held.errno);
+                let what = (slot.request.op, slot.request.range);
+                self.issuer.disk.leave_held(held.errno, what, held.since_ns);
             }
             if let Some(context) = slot.context.take() {
                 leave(context);

@@ -37,7 +37,9 @@ impl SlowPath {
         // A table that finds no place is a write's: without a journal it would have been found with that.
         let op = if slot.stage == Stage::Entries { Op::Write } else { slot.request.op };
         let before = slow.held;
-        let since_ns = before.map_or(now, |held| held.since_ns);
+        // One that a queue had held which was stopped meanwhile goes on with its time.
+        let left = || disk.held_since(slot.request.op, slot.request.range).unwrap_or(now);
+        let since_ns = before.map_or_else(left, |held| held.since_ns);
         let deadline = deadline_ns(disk.error_policy().hold_timeout, since_ns);
         if self.held.closed || now >= deadline || !disk.holds(op, errno) {
             return false;
