@@ -252,7 +252,7 @@ fn one_of(
 
 fn tcp(to: &SocketAddr, deadline: Deadline) -> io::Result<OwnedFd> {
     let family = if to.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
-    let socket = open(family, to, deadline)?;
+    let socket = open(family, to, deadline).map_err(explained)?;
     rustix::net::sockopt::set_tcp_nodelay(&socket, true)?;
     // A peer that has gone without a word is found out after two minutes.
     rustix::net::sockopt::set_socket_keepalive(&socket, true)?;
@@ -262,6 +262,20 @@ fn tcp(to: &SocketAddr, deadline: Deadline) -> io::Result<OwnedFd> {
     // Keeping alive is not asked while something sent has not arrived.
     rustix::net::sockopt::set_tcp_user_timeout(&socket, 120_000)?;
     Ok(socket)
+}
+
+/// No server says this, but a filter of this host.
+fn explained(error: io::Error) -> io::Error {
+    match error.raw_os_error() {
+        Some(libc::EPERM) => io::Error::new(
+            error.kind(),
+            format!(
+                "{error}: a filter of this host forbids it, such as IPAddressDeny= of the daemon's unit. There \
+                 IPAddressAllow= lets the server's address through"
+            ),
+        ),
+        _ => error,
+    }
 }
 
 fn open(
@@ -384,5 +398,18 @@ pub(crate) fn wait_until_closed(sockets: &[Arc<File>]) {
             while !deadline.left().is_zero() && stream.read(&mut buffer).is_ok_and(|got| got > 0) {}
         }
         let _ = rustix::net::shutdown(socket, rustix::net::Shutdown::Both);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// As systemd's IPAddressDeny= has it, whose filter only root can install.
+    #[test]
+    fn f23_a_connection_that_a_filter_forbids_says_what_allows_it() {
+        let said = |errno| explained(io::Error::from_raw_os_error(errno)).to_string();
+        assert!(said(libc::EPERM).contains("IPAddressAllow="), "{}", said(libc::EPERM));
+        assert!(!said(libc::ECONNREFUSED).contains("IPAddress"));
     }
 }
