@@ -151,6 +151,12 @@ pub struct DiskFacts {
     pub job: Option<JobFacts>,
     /// A front-end is there.
     pub connected: bool,
+    /// What is wrong with it, as far as the daemon can see, if its queues do not run.
+    #[serde(default)]
+    pub front_end: Option<String>,
+    /// How many front-ends have connected so far.
+    #[serde(default)]
+    pub connections: u64,
     /// The process that serves it, if it has one of its own.
     #[serde(default)]
     pub process: Option<u32>,
@@ -251,6 +257,12 @@ pub struct DiskStatsOf {
     pub path: PathFacts,
     pub state: State,
     pub connected: bool,
+    /// What is wrong with its front-end, as far as the daemon can see, if its queues do not run.
+    #[serde(default)]
+    pub front_end: Option<String>,
+    /// How many front-ends have connected so far.
+    #[serde(default)]
+    pub connections: u64,
     /// The guest's write cache is on.
     pub write_cache: bool,
     /// Requests begun and not answered.

@@ -2,6 +2,7 @@
 
 mod change;
 mod drain;
+mod front_end;
 mod guest_notice;
 mod hold;
 mod image_lock;
@@ -12,6 +13,7 @@ mod offered;
 mod report;
 
 pub use change::{ChangeError, Resized};
+pub use front_end::Lack;
 pub use guest_notice::GuestNotice;
 pub use hold::Retried;
 pub use image_lock::LockWait;
@@ -63,6 +65,8 @@ pub struct Export<Q> {
     failed: AtomicBool,
     /// The connections that are open; a daemon has at most one of each disk.
     inboxes: Mutex<Vec<Arc<SessionInbox>>>,
+    /// What is known of the present front-end, or the last one.
+    front_end: Mutex<front_end::FrontEnd>,
     /// Queues that run: index, worker, and their name there.
     running: Mutex<Vec<(usize, usize, QueueId)>>,
     /// Counts of queues that were stopped.
@@ -133,6 +137,7 @@ impl<Q: QueueLifecycle> Export<Q> {
             fenced: Mutex::default(),
             failed: AtomicBool::new(false),
             inboxes: Mutex::default(),
+            front_end: Mutex::default(),
             running: Mutex::default(),
             gone: Mutex::default(),
             left_reported: AtomicU64::new(0),

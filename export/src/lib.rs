@@ -120,7 +120,7 @@ pub use command::{
     Alarm, Findings, Handle, Inbox, QueueFindings, QueueId, Raise, Rouse, Stopped, command_channel,
 };
 pub use export::{
-    ChangeError, Counts, Export, ExportOptions, ExportReport, GuestNotice, LockWait, Names,
+    ChangeError, Counts, Export, ExportOptions, ExportReport, GuestNotice, Lack, LockWait, Names,
     Offered, QueueReport, Resized, Retried,
 };
 pub use latency::Latency;

@@ -3,7 +3,9 @@
 
 use crate::common::{Daemon, PATIENCE, folder, read, ringway, run, text, threads};
 use ringway_driver::Options;
-use ringway_testkit::raw::{DATA, Desc, F_VERSION_1, RawClient, RawGuest, request};
+use ringway_testkit::raw::{
+    DATA, Desc, F_PROTOCOL, F_VERSION_1, RawClient, RawGuest, halves, request, words,
+};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags, recv, send};
 use std::os::unix::net::UnixStream;
@@ -163,4 +165,100 @@ fn e24_front_ends_that_connect_at_once_are_all_served_by_few_threads() {
     }
     daemon.stop();
     assert!(clients.iter().all(RawClient::is_closed));
+}
+
+/// As QEMU does whose memory is not shared: it sets a queue up, and tells of no memory. `enable` says whether it enables
+/// the queue.
+fn without_memory(socket: &Path, enable: bool) -> RawClient {
+    use rustix::event::{EventfdFlags, eventfd};
+    use std::os::fd::AsFd;
+    let client = RawClient::new(UnixStream::connect(socket).unwrap());
+    client.send(request::SET_OWNER, 0, &[], &[]).unwrap();
+    // MQ, REPLY_ACK, CONFIGURE_MEM_SLOTS.
+    let protocol = 1 | 1 << 3 | 1 << 15;
+    client.send(request::SET_PROTOCOL_FEATURES, 0, &words(&[protocol]), &[]).unwrap();
+    let features = F_VERSION_1 | F_PROTOCOL;
+    assert!(client.acked(request::SET_FEATURES, &words(&[features]), &[]).unwrap());
+    assert!(client.acked(request::SET_VRING_NUM, &halves(&[0, 64]), &[]).unwrap());
+    assert!(client.acked(request::SET_VRING_BASE, &halves(&[0, 0]), &[]).unwrap());
+    let mut address = halves(&[0, 0]);
+    address.extend(words(&[0x1000, 0x3000, 0x2000, 0]));
+    assert!(client.acked(request::SET_VRING_ADDR, &address, &[]).unwrap());
+    let kick = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap();
+    assert!(client.acked(request::SET_VRING_KICK, &words(&[0]), &[kick.as_fd()]).unwrap());
+    if enable {
+        assert!(client.acked(request::SET_VRING_ENABLE, &halves(&[0, 1]), &[]).unwrap());
+    }
+    client
+}
+
+/// Its guest would wait for ever, and nothing say why.
+#[test]
+fn e44_guest_memory_that_is_not_shared_is_said_once_with_the_words_that_share_it() {
+    for isolate in [&[][..], &["--isolate"]] {
+        let dir = folder();
+        let dir = dir.path();
+        let args = ["null:1G", "--socket", "s", "--control", "ctl", "--queues", "1"];
+        let daemon = Daemon::serve(dir, &[&args[..], isolate].concat());
+        let ask = |args: &[&str]| {
+            let mut command = ringway();
+            command.args(args).current_dir(dir);
+            text(&run(command).stdout)
+        };
+        let list = |json: &[&str]| ask(&[&["ctl", "--control", "ctl", "list"], json].concat());
+        let disk = || {
+            let list: serde_json::Value = serde_json::from_str(&list(&["--json"])).unwrap();
+            list["disks"][0].clone()
+        };
+        for _ in 0..3 {
+            let client = without_memory(&dir.join("s"), true);
+            let said = list(&[]);
+            for words in ["share=on", "<access mode='shared'/>"] {
+                assert!(said.contains(words), "{isolate:?}: {said}");
+            }
+            drop(client);
+        }
+        assert!(disk()["connections"].as_u64() >= Some(3), "{isolate:?}: {}", disk());
+        assert_eq!(daemon.log().matches("share=on").count(), 1, "{isolate:?}: {}", daemon.log());
+        let client = without_memory(&dir.join("s"), true);
+        let shown = ask(&["top", "--control", "ctl", "--once", "--interval", "1"]);
+        assert!(shown.contains("no guest"), "{isolate:?}: {shown}");
+        drop(client);
+        // Queues that are never enabled are said after a moment.
+        let client = without_memory(&dir.join("s"), false);
+        let begun = Instant::now();
+        while !disk()["front_end"].to_string().contains("enabled none of them") {
+            assert!(begun.elapsed() < PATIENCE, "{isolate:?}: {}", disk());
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        drop(client);
+        // One with memory is well.
+        let mut device = Options::new().patience(PATIENCE).connect(dir.join("s")).unwrap();
+        let mut queue = device.queue().unwrap();
+        read(&device, &mut queue, 0);
+        assert_eq!(disk()["front_end"], serde_json::Value::Null, "{isolate:?}");
+        drop((queue, device));
+        daemon.stop();
+    }
+}
+
+/// A front-end that connects again and again without a queue that runs.
+#[test]
+fn e44_a_front_end_that_comes_back_all_the_time_is_counted_and_named() {
+    let dir = folder();
+    let dir = dir.path();
+    let daemon = Daemon::serve(dir, &["null:1G", "--socket", "s", "--control", "ctl"]);
+    let disk = || {
+        let mut command = ringway();
+        command.args(["ctl", "--control", "ctl", "list", "--json"]).current_dir(dir);
+        let list: serde_json::Value = serde_json::from_slice(&run(command).stdout).unwrap();
+        list["disks"][0].clone()
+    };
+    let begun = Instant::now();
+    while !disk()["front_end"].to_string().contains("has come back") {
+        assert!(begun.elapsed() < PATIENCE, "{}", disk());
+        drop(RawGuest::connect(UnixStream::connect(dir.join("s")).unwrap(), F_VERSION_1));
+    }
+    assert!(disk()["connections"].as_u64() > Some(5), "{}", disk());
+    daemon.stop();
 }

@@ -34,6 +34,12 @@ pub trait Offered: Send + Sync {
     /// True while a front-end is connected.
     fn is_connected(&self) -> bool;
 
+    /// As [`Export::front_end_trouble`].
+    fn front_end_trouble(&self) -> Option<String>;
+
+    /// As [`Export::connections`].
+    fn connections(&self) -> u64;
+
     /// True while no requests are to be taken.
     fn is_paused(&self) -> bool;
 
@@ -115,6 +121,14 @@ impl<Q: QueueLifecycle> Offered for Export<Q> {
 
     fn is_connected(&self) -> bool {
         self.is_connected()
+    }
+
+    fn front_end_trouble(&self) -> Option<String> {
+        self.front_end_trouble()
+    }
+
+    fn connections(&self) -> u64 {
+        self.connections()
     }
 
     fn is_paused(&self) -> bool {

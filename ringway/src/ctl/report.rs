@@ -103,6 +103,12 @@ fn list(list: &List) -> String {
             Some(format!("{}: {held}\n", disk.image))
         })
         .collect();
+    let front_ends: String = list
+        .disks
+        .iter()
+        .filter_map(|disk| Some(format!("{}: {}\n", disk.image, disk.front_end.as_ref()?)))
+        .collect();
+    let held = held + &front_ends;
     let groups = list.limit_groups.iter().map(|group| {
         let disks: Vec<_> = group.disks.iter().map(u64::to_string).collect();
         let disks = if disks.is_empty() { "-".to_owned() } else { disks.join(" ") };

@@ -125,6 +125,7 @@ pub(super) fn queue(queue: &QueueFigures) -> [String; COUNT] {
 pub(super) fn state(disk: &DiskFigures) -> &'static str {
     match (disk.state, disk.connected) {
         (State::Serving, _) if disk.held > 0 => "held",
+        (State::Serving, _) if disk.front_end.is_some() => "no guest",
         (State::Serving, true) if disk.overdue > 0 => "overdue",
         (State::Serving, true) if is_throttled(disk) => "at limit",
         (State::Serving, true) => "connected",

@@ -50,6 +50,11 @@ pub(super) struct DiskFigures {
     pub(super) read_only: bool,
     pub(super) state: State,
     pub(super) connected: bool,
+    /// What is wrong with its front-end, if its queues do not run.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) front_end: Option<String>,
+    /// How many front-ends have connected so far.
+    pub(super) connections: u64,
     pub(super) engine: String,
     pub(super) engine_why: String,
     pub(super) cache: String,
@@ -239,6 +244,8 @@ fn disk_figures(
         read_only: facts.read_only,
         state: now.state,
         connected: now.connected,
+        front_end: now.front_end.clone(),
+        connections: now.connections,
         engine: now.engine.clone(),
         engine_why: facts.engine_why.clone(),
         cache: facts.cache.clone(),

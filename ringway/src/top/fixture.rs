@@ -106,6 +106,8 @@ pub(super) fn sample(case: &Fixture) -> Sample {
         qcow2: None,
         job: None,
         connected: id == 0,
+        front_end: None,
+        connections: 0,
         process: None,
         restarts: 0,
         limits: (id == 0).then(|| ("iops".into(), 500)).into_iter().collect(),

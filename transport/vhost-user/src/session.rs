@@ -221,6 +221,7 @@ impl Session {
             failures: Vec::new(),
         };
         export.enter(inbox);
+        export.front_end_came();
         export.notice(Notice::Connected);
         Ok(session)
     }

@@ -7,7 +7,7 @@ use crate::queue::Queue;
 use crate::start::{StartError, UserAddresses};
 use crate::vring::Vring;
 use ringway_core::{kill_point, panic_point};
-use ringway_export::{PeerEventfd, QueueLifecycle};
+use ringway_export::{Lack, PeerEventfd, QueueLifecycle};
 use ringway_ring::virtio_blk::{
     VIRTIO_F_RING_PACKED, VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRECT_DESC,
 };
@@ -262,7 +262,24 @@ impl Session {
         if started {
             self.announce_what_was_missed();
         }
+        self.note_what_is_missing();
         outcome
+    }
+
+    /// What keeps all queues from running that only the front-end can change.
+    fn note_what_is_missing(&self) {
+        if self.vrings.iter().any(Vring::is_running) {
+            return self.export.front_end_gets_on();
+        }
+        let set_up = |vring: &&Vring| vring.addresses.is_some() && vring.kick.is_some();
+        let (queues, no_memory) =
+            (self.vrings.iter().filter(set_up), self.map.regions().is_empty());
+        let enabled: Vec<bool> = queues.map(|vring| vring.enabled).collect();
+        self.export.front_end_lacks(match enabled[..] {
+            [] => None,
+            _ if !enabled.contains(&true) => Some(Lack::Enabled),
+            _ => no_memory.then_some(Lack::Memory),
+        });
     }
 
     /// What queues need has changed: those are tried again that could not start.
