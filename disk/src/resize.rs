@@ -26,6 +26,14 @@ pub enum ResizeError {
         /// What it should be a multiple of, in bytes.
         unit: u64,
     },
+    /// More than the file that holds it can have.
+    #[error(
+        "{bytes} bytes: the file system of its image takes no file as long as that. Choose a smaller size"
+    )]
+    TooLarge {
+        /// What was asked for.
+        bytes: u64,
+    },
     /// A block device is as large as its host makes it.
     #[error(
         "it is a block device of {bytes} bytes, and only the host can change that. Resize the \
@@ -109,6 +117,10 @@ impl Disk {
     pub(crate) fn judge_size(&self, bytes: u64) -> Result<(), ResizeError> {
         let unit = u64::from(self.alignment.offset.max(self.geometry.logical_block));
         let unit = unit.max(SECTOR_BYTES);
+        // Offsets of files are signed.
+        if i64::try_from(bytes).is_err() {
+            return Err(ResizeError::TooLarge { bytes });
+        }
         match bytes > 0 && bytes % unit == 0 {
             true => Ok(()),
             false => Err(ResizeError::Size { bytes, unit }),
@@ -127,7 +139,7 @@ impl Disk {
     /// with a map becomes larger, durably. Does nothing to others.
     ///
     /// # Errors
-    /// [`ResizeError::Host`], with the file as it was.
+    /// [`ResizeError::Host`] and [`ResizeError::TooLarge`], with the file as it was.
     pub fn set_file_bytes(&self, bytes: u64) -> Result<(), ResizeError> {
         if let Some(image) = self.image() {
             let host = |source| ResizeError::Host { what: "make its image larger", source };
@@ -141,8 +153,10 @@ impl Disk {
         if self.block_device || !has_length {
             return Ok(());
         }
-        let host = |source| ResizeError::Host { what: "change the size of its file", source };
-        self.file().set_len(bytes).map_err(host)
+        self.file().set_len(bytes).map_err(|source| match source.raw_os_error() {
+            Some(libc::EFBIG) => ResizeError::TooLarge { bytes },
+            _ => ResizeError::Host { what: "change the size of its file", source },
+        })
     }
 
     /// Has entries of its image's tables be in the file, though not durably, that wait for a flush.

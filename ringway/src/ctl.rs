@@ -245,7 +245,7 @@ pub(crate) fn run(
                 }
                 None => String::new(),
             };
-            bail!("{}{hint}", problem.message);
+            bail!("{}{hint}", escaped(&problem.message));
         }
     };
     if let (Some(asked), Some(is)) = (asked, answer["size"].as_u64()) {
@@ -256,10 +256,28 @@ pub(crate) fn run(
     }
     let text = match args.json {
         true => serde_json::to_string_pretty(&answer)? + "\n",
-        false => report::write(name, answer).context("the daemon's answer is not understood")?,
+        false => report::write(name, in_one_line(answer))
+            .context("the daemon's answer is not understood")?,
     };
     output::print(&text)?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// Names may have line breaks, and what a terminal takes for commands: people see these escaped.
+fn in_one_line(answer: Value) -> Value {
+    match answer {
+        Value::String(text) => escaped(&text).into(),
+        Value::Array(all) => all.into_iter().map(in_one_line).collect(),
+        Value::Object(all) => {
+            all.into_iter().map(|(name, value)| (escaped(&name), in_one_line(value))).collect()
+        }
+        other => other,
+    }
+}
+
+fn escaped(text: &str) -> String {
+    let one = |c: char| if c.is_control() { c.escape_default().to_string() } else { c.into() };
+    text.chars().map(one).collect()
 }
 
 /// Where the daemon listens: as was said, or as the environment says. If neither does, that ends the

@@ -619,3 +619,27 @@ fn a_disk_is_known_by_the_name_of_its_image_or_socket_and_by_its_serial_number()
         daemon.stop();
     }
 }
+
+#[test]
+fn names_with_line_breaks_stay_in_their_line_and_sizes_that_cannot_be_are_told_in_words() {
+    let dir = folder();
+    let name = "two\nlines\u{1b}[31m.img";
+    std::fs::rename(dir.path().join("disk.img"), dir.path().join(name)).unwrap();
+    let daemon =
+        Daemon::serve(dir.path(), &[name, "--format", "raw", "--socket", "s", "--control", "ctl"]);
+    let said = |args: &[&str]| {
+        let mut command = ringway();
+        command.args(["ctl", "--control", "ctl"]).args(args).current_dir(dir.path());
+        let output = run(command);
+        text(&output.stdout) + &text(&output.stderr)
+    };
+    let list = said(&["list"]);
+    assert!(list.contains("two\\nlines\\u{1b}[31m.img") && !list.contains('\u{1b}'), "{list}");
+    assert_eq!(answer(dir.path(), &["list"])["disks"][0]["image"], name, "for programs as it is");
+    for size in ["8E", "9223372036854775807"] {
+        let said = said(&["resize", "0", size]);
+        assert!(!said.contains("os error") && said.lines().count() == 1, "{size}: {said}");
+    }
+    assert!(said(&["resize", "0", "8E"]).contains("takes no file as long as that"));
+    daemon.stop();
+}
