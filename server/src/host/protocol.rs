@@ -494,7 +494,7 @@ mod tests {
         options.lock_wait = Some(Duration::from_millis(7));
         options.incoming = true;
         options.path = SchedulerMode::Request;
-        let text = serde_json::to_vec(&Wanted::of(&options, false).unwrap()).unwrap();
+        let text = serde_json::to_vec(&Wanted::of(&options, (false, false)).unwrap()).unwrap();
         let wanted: Wanted = serde_json::from_slice(&text).unwrap();
         let back = wanted.into_options(|_| options.engines.clone()).unwrap();
         assert_eq!(format!("{back:?}"), format!("{options:?}"));
@@ -524,12 +524,12 @@ mod tests {
         ] {
             options.qcow2 =
                 Some(Qcow2 { backing_root, base, cache_base, never_repair: cache_base });
-            let text = serde_json::to_vec(&Wanted::of(&options, true).unwrap()).unwrap();
+            let text = serde_json::to_vec(&Wanted::of(&options, (true, false)).unwrap()).unwrap();
             let wanted: Wanted = serde_json::from_slice(&text).unwrap();
             assert!(wanted.ephemeral);
             assert_eq!(wanted.into_options(|_| Vec::new()).unwrap().qcow2, options.qcow2);
         }
         let null = OpenOptions::new(Source::Null { bytes: 512, latency_us: 0 });
-        assert!(Wanted::of(&null, false).is_err());
+        assert!(Wanted::of(&null, (false, false)).is_err());
     }
 }
