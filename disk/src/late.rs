@@ -70,12 +70,17 @@ impl Disk {
     /// What a late write may touch is another range now.
     #[cold]
     pub(crate) fn change_late(&self, turn: &mut Turn, range: ByteRange) {
-        let mut late = self.late.lock();
         let changed = Turn { range, ..*turn };
-        late.turns.iter_mut().filter(|other| *other == turn).take(1).for_each(|at| *at = changed);
-        *turn = changed;
+        let before = std::mem::replace(turn, changed);
+        if before == changed {
+            return;
+        }
+        let mut late = self.late.lock();
+        late.turns.iter_mut().filter(|it| **it == before).take(1).for_each(|it| *it = changed);
         drop(late);
-        self.late.changed();
+        if range.len() < before.range.len() {
+            self.late.changed();
+        }
     }
 
     /// A request is over.

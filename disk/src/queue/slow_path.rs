@@ -11,6 +11,7 @@
 //!             └── done, or failed ──► the answer
 //! ```
 
+mod behind;
 mod erase;
 pub(crate) mod finish;
 mod hold;
@@ -25,8 +26,8 @@ use super::held::Held;
 use super::slots::{Finished, Stage};
 use crate::choices::{Alignment, CacheMode};
 use crate::disk::Disk;
+use behind::BehindLate;
 use erase::Erases;
-use late::BehindLate;
 use ringway_aio::{Engine, IoOp};
 use ringway_core::sync_turn::Sleeper;
 use ringway_core::{Op, Status};

@@ -5,60 +5,24 @@ use crate::locks::Turn;
 use crate::queue::dispatch::Dispatch;
 use crate::queue::slots::{Sighting, Slots, Stage};
 use ringway_aio::Engine;
-use std::collections::VecDeque;
-
-/// The requests of a queue that wait for late writes.
-///
-/// # Invariants
-/// 1. `tags` are of slots in flight at [`Stage::Late`], none of which has anything under way.
-#[derive(Debug)]
-pub(super) struct BehindLate {
-    tags: VecDeque<u16>,
-    /// The changes of the list that `to_look` is about.
-    changes: u64,
-    /// So many of them, from the first one on, have not looked at the list since.
-    to_look: usize,
-}
-
-impl BehindLate {
-    /// For a queue of `depth` slots. Allocates; call at start only.
-    pub(super) fn new(depth: u16) -> Self {
-        Self { tags: VecDeque::with_capacity(depth.into()), changes: 0, to_look: 0 }
-    }
-
-    #[inline]
-    pub(super) fn is_empty(&self) -> bool {
-        self.tags.is_empty()
-    }
-
-    /// Any of them, which waits no more.
-    pub(super) fn pop(&mut self) -> Option<u16> {
-        self.to_look = self.to_look.saturating_sub(1);
-        self.tags.pop_front()
-    }
-}
 
 impl SlowPath {
     /// A request waits for a late write.
     pub(crate) fn await_late<C>(&mut self, slots: &mut Slots<C>, tag: u16, turn: Turn) {
         let (slot, slow) = slots.both(tag);
         (slot.stage, slow.seen, slow.late) = (Stage::Late, Sighting::default(), Some(turn));
-        self.behind_late.tags.push_back(tag);
+        self.behind_late.push(tag);
     }
 
     /// Begins those that have waited for late writes and have none before them any more: `budget` of them look,
     /// once for each change of the list, in their order.
     #[inline]
     pub(super) fn retry_late<C, E: Engine>(&mut self, d: &mut Dispatch<'_, C, E>, budget: usize) {
-        let behind = &mut self.behind_late;
-        if behind.is_empty() {
+        if self.behind_late.is_empty() {
             return;
         }
-        let changes = d.issuer.disk.late.changes();
-        if changes != behind.changes {
-            (behind.changes, behind.to_look) = (changes, behind.tags.len());
-        }
-        for _ in 0..behind.to_look.min(budget) {
+        let to_look = self.behind_late.to_look_since(d.issuer.disk.late.changes());
+        for _ in 0..to_look.min(budget) {
             let Some(tag) = self.behind_late.pop() else { break };
             self.end_wait_for_late(d, tag);
         }
@@ -69,7 +33,7 @@ impl SlowPath {
         let disk = &d.issuer.disk;
         let (slot, slow) = d.slots.both(tag);
         if slow.late.is_some_and(|turn| disk.has_to_wait(&turn)) {
-            self.behind_late.tags.push_back(tag);
+            self.behind_late.push(tag);
             return;
         }
         // One that was held begins anew.
@@ -84,7 +48,7 @@ impl SlowPath {
 
     /// True if all that waits does so for late writes, and none of it has to look at them now.
     pub(crate) fn awaits_late_only(&self) -> bool {
-        self.waiting.is_empty() && self.behind_late.to_look == 0
+        self.waiting.is_empty() && !self.behind_late.has_to_look()
     }
 }
 
