@@ -13,7 +13,6 @@ mod offered;
 mod report;
 
 pub use change::{ChangeError, Resized};
-pub use front_end::Lack;
 pub use guest_notice::GuestNotice;
 pub use hold::Retried;
 pub use image_lock::LockWait;
@@ -22,6 +21,7 @@ pub use offered::{Counts, Offered};
 pub use report::{ExportReport, QueueReport};
 
 use crate::command::{Handle, QueueId, Stopped};
+use crate::front_end::FrontEnd;
 use crate::limit::WarningLimits;
 use crate::notice::{Listener, Notice, Notices};
 use crate::penalty::Penalty;
@@ -66,7 +66,7 @@ pub struct Export<Q> {
     /// The connections that are open; a daemon has at most one of each disk.
     inboxes: Mutex<Vec<Arc<SessionInbox>>>,
     /// What is known of the present front-end, or the last one.
-    front_end: Mutex<front_end::FrontEnd>,
+    front_end: Mutex<FrontEnd>,
     /// Queues that run: index, worker, and their name there.
     running: Mutex<Vec<(usize, usize, QueueId)>>,
     /// Counts of queues that were stopped.

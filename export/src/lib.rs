@@ -92,6 +92,7 @@ mod clock;
 mod command;
 mod cpu;
 mod export;
+mod front_end;
 mod latency;
 mod limit;
 mod memory;
@@ -120,9 +121,10 @@ pub use command::{
     Alarm, Findings, Handle, Inbox, QueueFindings, QueueId, Raise, Rouse, Stopped, command_channel,
 };
 pub use export::{
-    ChangeError, Counts, Export, ExportOptions, ExportReport, GuestNotice, Lack, LockWait, Names,
+    ChangeError, Counts, Export, ExportOptions, ExportReport, GuestNotice, LockWait, Names,
     Offered, QueueReport, Resized, Retried,
 };
+pub use front_end::Lack;
 pub use latency::Latency;
 pub use limit::{Pass, WarningLimit, WarningLimits, on_suppressed, report_suppressed};
 pub use memory::SharedMemory;

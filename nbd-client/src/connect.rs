@@ -1,6 +1,7 @@
 //! Connections to servers, within a bound of time.
 
 use crate::handshake::{HandshakeError, Negotiated, agree, greet, start_tls};
+use crate::known::Known;
 use crate::target::{Address, Target, Tls};
 use crate::tls::{TlsError, begin, in_words, shake_hands};
 use ringway_nbd_tls::Peer;
@@ -39,17 +40,6 @@ pub struct Connected {
     /// Why there is no connection yet, if the server is away: the sockets have ended, and all else is as it was
     /// known before.
     pub away: Option<String>,
-}
-
-/// What was agreed upon with a server, for as long as it is away.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Known {
-    /// What was agreed upon.
-    pub negotiated: Negotiated,
-    /// What the server called the export, if it told.
-    pub export: Option<String>,
-    /// How many connections there were.
-    pub connections: u16,
 }
 
 /// One of them.
