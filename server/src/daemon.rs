@@ -159,7 +159,9 @@ impl Daemon {
             changes: inside.as_ref().is_some_and(|inside| inside.commanded),
             configuration: configured.as_ref().map(|configured| configured.path.clone()),
             groups: plan.names_groups(),
-            clones: plan.disks.iter().any(|disk| disk.base.is_some()),
+            clones: plan.disks.iter().any(|disk| {
+                disk.base.is_some() || disk.qcow2 && !disk.read_only && !disk.never_repair
+            }),
             iopoll: plan.daemon.iopoll,
             nvme: plan.disks.iter().any(|disk| disk.engine == Some(EngineKind::Nvme)),
             exports: plan.disks.iter().filter_map(|disk| disk.source.export().cloned()).collect(),

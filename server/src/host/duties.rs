@@ -19,7 +19,7 @@ pub(crate) struct Duties {
     pub(crate) changes: bool,
     /// Whether sockets are given to other groups from the start.
     pub(crate) groups: bool,
-    /// Whether clones may have to be made for disks that it starts with.
+    /// Whether clones may have to be made, or reference counts made right, for disks that it starts with.
     pub(crate) clones: bool,
     /// Whether disks have to be polled.
     pub(crate) iopoll: bool,

@@ -14,7 +14,7 @@ pub(crate) struct HelperNeeds {
     pub(crate) iopoll: bool,
     /// It makes sockets for groups that are named.
     pub(crate) groups: bool,
-    /// It makes clones, or may have to.
+    /// It makes clones, or reference counts of images right, or may have to.
     pub(crate) clones: bool,
     /// It may have to give them to those afterwards, because it is not root.
     pub(crate) gives: bool,

@@ -1,6 +1,6 @@
 //! The system calls of the helper process: files, and the sockets it makes. It reads an image only to
 //! see whether it begins or ends as another format does and whether O_DIRECT works; it writes none but new
-//! clones; it starts nothing, and reaches no network but for disks of NBD servers there.
+//! clones, and reference counts of images that were not closed; it starts nothing, and reaches no network but for disks of NBD servers there.
 
 use super::super::HelperNeeds;
 use super::{
