@@ -191,7 +191,8 @@ fn f31_an_export_whose_size_is_no_multiple_of_512_is_served_in_whole_blocks() {
     let dir = dir.path();
     let words = ["-f", "-U", "n.sock", "memory", "1000100"];
     let Some(_server) = crate::common::nbd::server(dir, "nbdkit", &words) else { return };
-    let args = ["nbd:unix:n.sock", "--socket", "s"];
+    let export = format!("nbd:unix:{}", dir.join("n.sock").display());
+    let args = [export.as_str(), "--socket", "s"];
     let daemon = Daemon::serve(dir, &args);
     let said =
         "the export has 1000100 bytes, which is no whole number of blocks of 512: the last 164";
@@ -204,7 +205,7 @@ fn f31_an_export_whose_size_is_no_multiple_of_512_is_served_in_whole_blocks() {
     says(dir, &["info", "vhost-user:s"], 0, &["(999424)"]);
     daemon.stop();
     // A copy would lack the end without a word.
-    says(dir, &["copy", "nbd:unix:n.sock", "c"], 1, &["the last 164", "would not be copied"]);
+    says(dir, &["copy", &export, "c"], 1, &["the last 164", "would not be copied"]);
     assert!(!dir.join("c").exists());
 }
 
@@ -216,7 +217,8 @@ fn the_block_size_that_is_asked_for_is_told_to_nbd_clients() {
         let mut command = ringway();
         command.args(["nbd", "disk.img", "--listen", "unix:n.sock"]).args(more).current_dir(dir);
         let daemon = Daemon::start(command);
-        let info = says(dir, &["info", "--json", "nbd:unix:n.sock"], 0, &[]);
+        let export = format!("nbd:unix:{}", dir.join("n.sock").display());
+        let info = says(dir, &["info", "--json", &export], 0, &[]);
         let info: Value = serde_json::from_str(&info).unwrap();
         assert_eq!(info["nbd"]["min_block"], block, "{info}");
         daemon.stop();
