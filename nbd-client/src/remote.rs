@@ -125,11 +125,11 @@ impl Remote {
         let thread = std::thread::Builder::new().name("nbd".into());
         let thread = thread.spawn(move || supervisor.run(&wishes))?;
         // An engine that has it by now finds out by itself.
-        if let Some(why) = &self.away
-            && let Some(old) = self.shared.lanes.first().and_then(|lane| lane.retreat())
-        {
-            let (why, absent) = (why.clone(), true);
-            self.shared.ask(Wish { lane: 0, why, old, lost: false, waiting: true, absent });
+        if let Some(why) = &self.away {
+            if let Some(old) = self.shared.lanes.first().and_then(|lane| lane.retreat()) {
+                let (why, absent) = (why.clone(), true);
+                self.shared.ask(Wish { lane: 0, why, old, lost: false, waiting: true, absent });
+            }
         }
         *self.supervisor.lock().unwrap_or_else(PoisonError::into_inner) = Some(thread);
         Ok(())

@@ -78,9 +78,8 @@ impl GuestMap {
                 _ => runs.push((at, bytes)),
             }
         }
-        let meet = |pair: &[(usize, usize)]| {
-            (pair[0].0 + pair[0].1).is_multiple_of(page) && pair[1].0.is_multiple_of(page)
-        };
+        let meet =
+            |pair: &[(usize, usize)]| (pair[0].0 + pair[0].1) % page == 0 && pair[1].0 % page == 0;
         if runs.is_empty() || !runs.windows(2).all(meet) {
             return Err(MappingError::NotPages { page });
         }

@@ -60,13 +60,14 @@ pub(super) fn carry_out(
     }
     for name in changes.groups_gone {
         // It may have been removed by hand.
-        if disks.limit_groups.has(&name)
-            && let Err(error) = disks.remove_limit_group(&name)
-        {
-            failed.push(FailedOf { image: format!("limit-group {name}"), why: in_full(&error) });
-            continue;
+        let there = disks.limit_groups.has(&name);
+        match there.then(|| disks.remove_limit_group(&name)) {
+            Some(Err(error)) => {
+                let image = format!("limit-group {name}");
+                failed.push(FailedOf { image, why: in_full(&error) });
+            }
+            _ => drop(said.limit_groups.remove(&name)),
         }
-        said.limit_groups.remove(&name);
     }
     Ok(failed)
 }

@@ -181,9 +181,8 @@ impl QueueLog {
 
     /// Marks what is at these bytes of ours, as far as it is the guest's memory.
     fn mark_here(&self, mut host: usize, mut len: usize) {
-        while len > 0
-            && let Some(span) = span_of(&self.spans, host)
-        {
+        while len > 0 {
+            let Some(span) = span_of(&self.spans, host) else { break };
             let offset = host - span.host;
             let bytes = len.min(span.len - offset);
             self.area.mark(span.guest + offset as u64, bytes as u64);

@@ -289,9 +289,14 @@ impl Iommu {
     pub(super) fn deny_all(&mut self) {
         self.unsent.iter_mut().for_each(VecDeque::clear);
         let table = &self.table;
-        let unknown = |miss: &mut Miss| table.find_for(miss.page, miss.access).is_none();
         for (wanted, denied) in self.wanted.iter_mut().zip(&mut self.denied) {
-            denied.extend(wanted.extract_if(.., unknown));
+            wanted.retain(|miss| {
+                let is_known = table.find_for(miss.page, miss.access).is_some();
+                if !is_known {
+                    denied.push(*miss);
+                }
+                is_known
+            });
         }
     }
 
@@ -299,10 +304,9 @@ impl Iommu {
     pub(super) fn known_of(&self, at: usize) -> Vec<Translation> {
         let mut known: Vec<Translation> = Vec::new();
         for miss in &self.wanted[at] {
-            if let Some(&range) = self.table.find_for(miss.page, miss.access)
-                && !known.contains(&range)
-            {
-                known.push(range);
+            match self.table.find_for(miss.page, miss.access) {
+                Some(range) if !known.contains(range) => known.push(*range),
+                _ => {}
             }
         }
         known

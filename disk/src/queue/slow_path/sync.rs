@@ -162,9 +162,8 @@ impl SlowPath {
         errno: i32,
     ) -> Option<Finished<C>> {
         let (_, slow) = d.slots.both(tag);
-        if matches!(errno, libc::EINTR | libc::EAGAIN)
-            && let Some(pause) = pause_before_sync(slow.retries)
-        {
+        let again = matches!(errno, libc::EINTR | libc::EAGAIN);
+        if let Some(pause) = pause_before_sync(slow.retries).filter(|_| again) {
             slow.retries += 1;
             let pause = u64::try_from(pause.as_nanos()).unwrap_or(NEVER);
             self.syncs.again_ns = d.issuer.disk.now().saturating_add(pause);

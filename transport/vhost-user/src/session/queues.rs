@@ -220,7 +220,8 @@ impl Session {
     /// The same after a message about queue `at`, which is refused if that one cannot start.
     pub(super) fn start_ready_for(&mut self, at: usize) -> Result<Answer, Refusal> {
         let outcome = self.try_to_start();
-        let own = self.failures.extract_if(.., |(queue, _)| *queue == at).next();
+        let own = self.failures.iter().position(|(queue, _)| *queue == at);
+        let own = own.map(|own| self.failures.remove(own));
         self.tell_failures();
         own.map_or(outcome, |(_, refusal)| Err(refusal))
     }
