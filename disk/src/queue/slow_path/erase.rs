@@ -64,9 +64,10 @@ impl SlowPath {
     pub(crate) fn tend_erases<C, E: Engine>(&mut self, d: &mut Dispatch<'_, C, E>) {
         // Before looking: what changes afterwards rings.
         self.note_sleep();
-        while let Some(&tag) = self.erases.waiting.front()
-            && d.issuer.disk.begin_erase()
-        {
+        while let Some(&tag) = self.erases.waiting.front() {
+            if !d.issuer.disk.begin_erase() {
+                break;
+            }
             self.erases.waiting.pop_front();
             self.erases.under_way += 1;
             d.issue(tag);

@@ -110,11 +110,11 @@ impl SlowPath {
             }
             self.answer(d, tag, if failed { Status::IoError } else { Status::Ok });
         }
-        if let Some(&(tag, _)) = self.syncs.joined.front()
-            && d.issuer.disk.turn.try_begin()
-        {
-            self.syncs.joined.pop_front();
-            self.begin(d, tag);
+        if let Some(&(tag, _)) = self.syncs.joined.front() {
+            if d.issuer.disk.turn.try_begin() {
+                self.syncs.joined.pop_front();
+                self.begin(d, tag);
+            }
         }
         self.note_sleep();
     }
