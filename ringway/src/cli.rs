@@ -185,7 +185,7 @@ fn of_argument(word: &str, args: &[OsString]) -> Option<String> {
             && ["zlib", "zstd"].iter().any(|kind| pair[1] == **kind)
     };
     if let Some([_, kind]) = args.windows(2).find(is_kind) {
-        return Some(format!("write --compress={}", kind.display()));
+        return Some(format!("write --compress={}", kind.to_string_lossy()));
     }
     if let Some((_, tip)) = OPTIONS.iter().find(|(option, _)| word.starts_with(option)) {
         return Some((*tip).to_owned());

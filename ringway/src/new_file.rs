@@ -37,7 +37,7 @@ pub(crate) fn warn_of_raw(path: &Path, format: Format) {
             "{}: it will be a raw image: of its name only .qcow2 says a format. For another one make this one of \
              it: `qemu-img convert -f raw -O {}`",
             printable(path),
-            ending.display()
+            ending.to_string_lossy()
         );
     }
 }

@@ -170,10 +170,8 @@ impl Served {
                 }
             }
         }
-        if let Some(bytes) = disk.remote().map(|remote| remote.negotiated().bytes)
-            && reads
-            && bytes != disk.capacity()
-        {
+        let whole = disk.remote().map(|remote| remote.negotiated().bytes);
+        if let Some(bytes) = whole.filter(|&bytes| reads && bytes != disk.capacity()) {
             bail!(
                 "{}: the export has {bytes} bytes, and the last {}, less than a block, would not be copied. \
                  `nbdcopy` or `qemu-img convert` copies all of it",
