@@ -53,7 +53,7 @@ pub fn sync_patiently(sync: impl Fn() -> io::Result<()>) -> io::Result<()> {
 /// Who makes a disk durable now, and how often that was done.
 ///
 /// # Invariants
-/// 1. `ended` is `begun`, or one less while the turn is taken.
+/// 1. `ended` is the number of the last sync that had an outcome: less than `begun` while the turn is taken.
 #[derive(Debug, Default)]
 pub struct SyncTurn {
     taken: AtomicBool,
@@ -127,6 +127,13 @@ impl SyncTurn {
         self.wake();
     }
 
+    /// The sync of whoever has the turn could not be asked for, and has neither made anything durable nor lost it: who
+    /// joined it waits for the next.
+    pub fn end_in_vain(&self) {
+        self.taken.store(false, SeqCst);
+        self.wake();
+    }
+
     /// Wakes all who sleep: something has ended for which they may wait.
     pub fn wake(&self) {
         let sleepers = self.sleepers();
@@ -185,6 +192,18 @@ mod tests {
         assert!(turn.try_begin());
         turn.end();
         assert!(turn.has_ended(second) && !turn.has_ended(turn.join()));
+    }
+
+    #[test]
+    fn who_joined_a_sync_that_was_in_vain_waits_for_the_next() {
+        let turn = SyncTurn::default();
+        let first = turn.join();
+        assert!(turn.try_begin());
+        turn.end_in_vain();
+        assert!(!turn.has_ended(first) && turn.try_begin());
+        turn.end();
+        assert!(turn.has_ended(first));
+        assert!(turn.by_thread(|| ()).is_some(), "it is nobody's turn");
     }
 
     #[test]

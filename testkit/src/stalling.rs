@@ -94,7 +94,7 @@ impl StallingStore {
     /// If the process is out of descriptors.
     #[must_use]
     pub fn engine(&self) -> Stalling {
-        self.engine_of(1024)
+        self.engine_of(2048)
     }
 
     /// One that takes no more than so many requests at a time.

@@ -223,6 +223,23 @@ fn c61_a_sync_that_fails_fails_all_who_wait_and_all_who_come_later() {
     }
 }
 
+/// Nothing was asked of a server that cannot be reached: whoever's flush that was is told, and nobody else.
+#[test]
+fn c61_no_answer_of_a_lost_server_is_no_result() {
+    let memory = Memory::new(4096, 0);
+    let (gate, mut benches) = two(CacheMode::Writeback);
+    benches[0].start(&memory, FLUSH, 0);
+    (1..3).for_each(|context| benches[1].start(&memory, FLUSH, context));
+    gate.end(-libc::ENOTCONN);
+    assert_eq!((turns(&mut benches), gate.syncs()), (vec![(0, Status::IoError)], 2));
+    // Those that would have been answered by the second one are not, when that is in vain.
+    gate.end(-libc::ENOTCONN);
+    assert_eq!((turns(&mut benches), gate.syncs()), (vec![(1, Status::IoError)], 3));
+    gate.end(0);
+    assert_eq!(turns(&mut benches), [(2, Status::Ok)], "the server is back");
+    assert_eq!((gate.syncs(), gate.under_way()), (3, 0));
+}
+
 /// Discards and zeroing of a guest without a write cache are answered by a sync that began after them.
 #[test]
 fn c61_durable_zeroing_joins_when_it_is_done() {

@@ -1,5 +1,5 @@
 //! Flushes, and whatever else has to be durable before it is answered: one sync of a disk at a time, whatever its
-//! queues, and all who wait for one share the next ([`SyncTurn`](ringway_core::sync_turn::SyncTurn)).
+//! queues, and all who wait for one share the next ([`SyncTurn`]).
 //!
 //! ```text
 //! sync ─► entries by the image's thread, if some wait ─► join ─► tend_syncs ── nobody's turn ─► begin ─► engine
@@ -13,7 +13,7 @@ use crate::disk::Disk;
 use crate::queue::dispatch::Dispatch;
 use crate::queue::slots::{Finished, Stage};
 use ringway_aio::{Engine, IoOp};
-use ringway_core::sync_turn::pause_before_sync;
+use ringway_core::sync_turn::{SyncTurn, pause_before_sync};
 use ringway_core::{ByteRange, Status};
 use std::collections::VecDeque;
 use std::sync::atomic::Ordering::SeqCst;
@@ -169,6 +169,13 @@ impl SlowPath {
             self.syncs.again_ns = d.issuer.disk.now().saturating_add(pause);
             return None;
         }
+        if errno == libc::ENOTCONN && d.issuer.disk.has_no_sync() {
+            // No answer of a server that cannot be reached is no result. What was lost with it the engine knows, and
+            // fails later syncs for that.
+            d.note_failure(tag, Some(errno));
+            self.leave_turn(d, SyncTurn::end_in_vain);
+            return Some(self.end(d, tag, Status::IoError));
+        }
         // Reported whatever was chosen: what it has lost, no second try brings back. Before anybody is told.
         d.issuer.disk.flush_has_failed();
         d.note_failure(tag, Some(errno));
@@ -182,14 +189,18 @@ impl SlowPath {
         tag: u16,
     ) -> Finished<C> {
         let failed = self.has_failed(d);
+        self.leave_turn(d, SyncTurn::end);
+        self.end(d, tag, if failed { Status::IoError } else { Status::Ok })
+    }
+
+    fn leave_turn<C, E: Engine>(&mut self, d: &mut Dispatch<'_, C, E>, end: fn(&SyncTurn)) {
         self.syncs.owner = None;
         // It looks itself, also for erasures that wait.
         self.sleeper.iter().for_each(|sleeper| sleeper.sleeps(false));
         d.issuer.disk.set_flushing(false);
-        d.issuer.disk.turn.end();
+        end(&d.issuer.disk.turn);
         self.tend_syncs(d);
         self.tend_erases(d);
-        self.end(d, tag, if failed { Status::IoError } else { Status::Ok })
     }
 
     /// Nobody waits for those that have joined. What is under way goes on.
