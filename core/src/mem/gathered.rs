@@ -154,8 +154,9 @@ mod tests {
         let mut to = gathered.at();
         assert_eq!(to as usize % PAGE, 256);
         let mut seen = 1u8;
-        for (from, bytes) in pieces {
-            for byte in 0..bytes as usize {
+        for (offset, bytes) in asked {
+            let from = at(&map, offset);
+            for byte in 0..bytes {
                 // SAFETY: both are mapped, and nobody else touches them.
                 unsafe {
                     from.wrapping_add(byte).write_volatile(seen);

@@ -197,8 +197,6 @@ fn control(guests: Guests) -> Vec<Call> {
         call!(SYS_ftruncate, "ftruncate"),
         call!(SYS_memfd_create, "memfd_create"),
         call!(SYS_eventfd2, "eventfd2"),
-        // Pages of a ring that are to adjoin: what is 0 bytes long is mapped once more, and nothing moved.
-        call!(SYS_mremap, "mremap", Rule::Zero(1)),
         call!(SYS_epoll_create1, "epoll_create1"),
         call!(SYS_io_setup, "io_setup"),
         call!(SYS_clone, "clone", threads_only()),
@@ -212,6 +210,10 @@ fn control(guests: Guests) -> Vec<Call> {
         // The watchdog interrupts a thread that a peer makes wait.
         tgkill(watchdog_signal()),
     ];
+    if matches!(guests, Guests::VhostUser | Guests::Cluster) {
+        // Pages of a ring that are to adjoin: what is 0 bytes long is mapped once more, and nothing moved.
+        calls.push(call!(SYS_mremap, "mremap", Rule::Zero(1)));
+    }
     if guests == Guests::Nbd {
         // Where a file has holes.
         calls.push(call!(SYS_lseek, "lseek"));
