@@ -430,7 +430,7 @@ mod tests {
             let export = Export::new(disk, shape, vec![handle], 0);
             std::thread::scope(|scope| {
                 if stops_first {
-                    scope.spawn(|| export.leave_image());
+                    scope.spawn(|| export.leave_image().unwrap());
                     has_begun.recv().unwrap();
                     export.rings_stopped(true);
                     assert!(!export.let_go(), "somebody leaves it");
@@ -438,7 +438,7 @@ mod tests {
                     export.rings_stopped(true);
                     has_begun.recv().unwrap();
                     assert!(!export.let_go(), "somebody gives it up");
-                    export.leave_image();
+                    export.leave_image().unwrap();
                 }
             });
             assert!(!was_free.load(SeqCst), "stops first: {stops_first}");
