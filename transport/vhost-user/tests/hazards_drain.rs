@@ -450,7 +450,8 @@ fn b40_who_comes_while_storage_is_away_waits_for_what_overlaps_only() {
 #[test]
 fn b39_nobody_goes_on_in_memory_that_storage_may_still_use() {
     for kind in [READ, WRITE] {
-        for asks_for_base in [false, true] {
+        let stops = [Stop::GetBase, Stop::Reset, Stop::NewMemory].map(Some);
+        for stop in std::iter::once(None).chain(stops) {
             let store = StallingStore::new(usize::try_from(CAPACITY).unwrap());
             store.stall(Some(2));
             store.stall_reads(true);
@@ -471,15 +472,13 @@ fn b39_nobody_goes_on_in_memory_that_storage_may_still_use() {
                     store.stall_reads(false);
                 }
             });
-            if asks_for_base {
-                assert_eq!(guest.stop_queue(0).unwrap(), 0, "{kind}: nothing of it was taken");
+            if let Some(how) = stop {
+                ask_to_stop(&guest, how);
+                guest.client.receive().unwrap();
             } else {
                 assert_eq!(guest.simple(0, GET_ID, 0, DATA + 0x1000, 20).0, 0, "{kind}");
             }
-            assert!(
-                went_on.load(SeqCst),
-                "{kind}, {asks_for_base}: storage may still use its memory"
-            );
+            assert!(went_on.load(SeqCst), "{kind}, {stop:?}: storage may still use its memory");
             let expected = if kind == READ { 0 } else { 2 };
             assert_eq!(guest.peek(DATA, 512), [expected; 512], "{kind}: before, or never");
             goes_on.join().unwrap();
