@@ -19,6 +19,7 @@ mod first_mistakes;
 mod flatten;
 mod formats;
 mod front_ends;
+mod hangs;
 mod held;
 mod images;
 mod io;

@@ -15,6 +15,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 const NAME: &str = "disk.img";
+/// A name that is looked up for ever.
+const HANGS: &str = "hangs";
 /// Attributes may be kept for ever: nobody else changes them.
 const TTL: Duration = Duration::from_secs(3600);
 
@@ -46,6 +48,8 @@ struct Shared {
     fails: Failing,
     log: Vec<Landing>,
     syncs: Vec<Instant>,
+    /// Who looks that name up.
+    hanging: Vec<ReplyEntry>,
 }
 
 /// What is stored, and the number of its file.
@@ -106,6 +110,8 @@ impl Filesystem for Store {
     fn lookup(&self, _: &Request, _: INodeNo, name: &OsStr, reply: ReplyEntry) {
         if name == NAME {
             reply.entry(&TTL, &self.attr(self.1), Generation(0));
+        } else if name == HANGS {
+            self.lock().hanging.push(reply);
         } else {
             reply.error(Errno::ENOENT);
         }
@@ -221,8 +227,8 @@ impl LateStore {
     /// What this machine lacks.
     pub fn mount(folder: &Path, bytes: usize) -> Result<Self, Lack> {
         let (bytes, delay) = (vec![0; bytes], Duration::ZERO);
-        let (fails, log, syncs) = Default::default();
-        let shared = Shared { bytes, delay, fails, log, syncs };
+        let (fails, log, syncs, hanging) = Default::default();
+        let shared = Shared { bytes, delay, fails, log, syncs, hanging };
         // What a daemon keeps of an image is named after the numbers of device and file, and the kernel gives
         // devices' numbers again: another store must not be taken for this one.
         let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(2, |time| time.as_nanos());
@@ -240,6 +246,18 @@ impl LateStore {
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
+    }
+
+    /// How many look up a file beside the image, `hangs`, and have no answer.
+    #[must_use]
+    pub fn hanging(&self) -> usize {
+        self.store.lock().hanging.len()
+    }
+
+    /// They get one: there is no such file.
+    pub fn let_go(&self) {
+        let hanging = std::mem::take(&mut self.store.lock().hanging);
+        hanging.into_iter().for_each(|reply| reply.error(Errno::ENOENT));
     }
 
     /// How long each write that comes from now on is on its way.

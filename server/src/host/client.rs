@@ -8,11 +8,15 @@ use ringway_control::config::Location;
 use ringway_core::thread::carries_data;
 use ringway_disk::{Disk, OpenOptions};
 use ringway_vhost_user::Access;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use std::fmt::Display;
 use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
 
 /// A disk that the helper has opened.
 pub(super) struct Opened {
@@ -37,6 +41,9 @@ impl Drop for EphemeralFile {
         self.0.take().into_iter().for_each(HelpersFile::keep);
     }
 }
+
+/// How long a path may take to be looked up.
+const LOOK_UP_MAX: Duration = Duration::from_secs(10);
 
 /// A line to the helper.
 pub(super) struct Client {
@@ -74,6 +81,50 @@ impl Client {
                 .or_else(|error| if error.is_gone() { Err(failed(error)) } else { Ok(()) })?;
         }
         line.ask(request, fd).map_err(failed).and_then(judged)
+    }
+
+    /// Asks for what is answered on a line of its own.
+    pub(super) fn ask_deferred(
+        &self,
+        request: &HelperRequest,
+        fd: Option<BorrowedFd<'_>>,
+    ) -> anyhow::Result<(HelperAnswer, Option<OwnedFd>)> {
+        answer(&self.line_for(request, fd)?)
+    }
+
+    /// The same for what names a path. A file system that hangs is not waited for.
+    fn look_up(
+        &self,
+        what: impl Display,
+        request: &HelperRequest,
+    ) -> anyhow::Result<(HelperAnswer, Option<OwnedFd>)> {
+        let line = self.line_for(request, None)?;
+        let begun = Instant::now();
+        loop {
+            let left = LOOK_UP_MAX.saturating_sub(begun.elapsed());
+            match poll(
+                &mut [PollFd::new(&line, PollFlags::IN)],
+                Timespec::try_from(left).ok().as_ref(),
+            ) {
+                Err(Errno::INTR) => {}
+                Ok(0) => bail!(
+                    "{what}: it cannot be looked up within {} s: its file system hangs",
+                    LOOK_UP_MAX.as_secs()
+                ),
+                _ => return answer(&line),
+            }
+        }
+    }
+
+    fn line_for(
+        &self,
+        request: &HelperRequest,
+        fd: Option<BorrowedFd<'_>>,
+    ) -> anyhow::Result<OwnedFd> {
+        match self.ask_with(request, fd)? {
+            (HelperAnswer::Wait, Some(line)) => Ok(line),
+            _ => bail!(OUT_OF_TURN),
+        }
     }
 
     /// The state of a disk, and who has the helper let it go.
@@ -118,10 +169,7 @@ impl Client {
     }
 
     fn open_wanted(self: &Arc<Self>, wanted: Wanted) -> anyhow::Result<Opened> {
-        let (HelperAnswer::Wait, Some(line)) = self.ask(&HelperRequest::Open(Box::new(wanted)))?
-        else {
-            bail!(OUT_OF_TURN);
-        };
+        let line = self.line_for(&HelperRequest::Open(Box::new(wanted)), None)?;
         let (HelperAnswer::Opened { found, new, clone }, Some(file)) = answer(&line)? else {
             bail!(OUT_OF_TURN);
         };
@@ -143,7 +191,8 @@ impl Client {
         private: bool,
         Access { mode, group }: Access,
     ) -> anyhow::Result<(UnixListener, HelpersFile, PathBuf)> {
-        let asked = self.ask(&HelperRequest::Listen { path: path.into(), private, mode, group })?;
+        let request = HelperRequest::Listen { path: path.into(), private, mode, group };
+        let asked = self.look_up(path.display(), &request)?;
         let (HelperAnswer::Listening { number, path }, Some(socket)) = asked else {
             bail!(OUT_OF_TURN);
         };
@@ -151,21 +200,23 @@ impl Client {
     }
 
     pub(super) fn configuration(&self) -> anyhow::Result<File> {
-        match self.ask(&HelperRequest::Configuration)? {
+        match self.look_up("the configuration", &HelperRequest::Configuration)? {
             (HelperAnswer::Configuration, Some(file)) => Ok(file.into()),
             _ => bail!(OUT_OF_TURN),
         }
     }
 
     pub(super) fn locate(&self, path: &Path) -> anyhow::Result<Location> {
-        match self.ask(&HelperRequest::Locate { path: path.into() })? {
+        match self.look_up(path.display(), &HelperRequest::Locate { path: path.into() })? {
             (HelperAnswer::Located(location), _) => Ok(location),
             _ => bail!(OUT_OF_TURN),
         }
     }
 
     pub(super) fn holder(&self, path: &Path, read_only: bool) -> anyhow::Result<Option<String>> {
-        match self.ask(&HelperRequest::Holder { path: path.into(), read_only })? {
+        match self
+            .look_up(path.display(), &HelperRequest::Holder { path: path.into(), read_only })?
+        {
             (HelperAnswer::Holder(holder), _) => Ok(holder),
             _ => bail!(OUT_OF_TURN),
         }
@@ -278,7 +329,7 @@ impl Drop for HelpersFile {
     fn drop(&mut self) {
         if !self.kept {
             // Best effort: a socket that stays is replaced by the next daemon.
-            let _ = self.helper.ask(&HelperRequest::Remove { number: self.number });
+            let _ = self.helper.look_up("a file", &HelperRequest::Remove { number: self.number });
         }
     }
 }

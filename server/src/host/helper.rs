@@ -49,6 +49,9 @@ const PANICKED: &str = "the process that opens files for this daemon panicked ov
 /// The most threads that look after the disks of a daemon that has died.
 const WITNESSES: usize = 8;
 
+/// The most paths that are looked up at a time: those that wait for a file system that hangs.
+const LOOK_UPS_MAX: usize = 64;
+
 /// A file that was made.
 struct Thing {
     file: OwnFile,
@@ -67,7 +70,11 @@ struct Helper {
     things: Arc<Mutex<Things>>,
     /// Each step of a snapshot that is under way has this, too.
     steps: Arc<()>,
+    /// Each look-up of a path that is under way has this.
+    look_ups: Arc<()>,
 }
+
+type Answered = anyhow::Result<(HelperAnswer, Option<OwnedFd>)>;
 
 impl Thing {
     /// With the rights that it was made with: who may change its folder gains nothing by that.
@@ -142,9 +149,10 @@ pub(super) fn fork(local: &Local, mode: Sandbox, duties: Duties) -> anyhow::Resu
             }
             let local = Local { engines: local.engines.clone(), iopoll: local.iopoll };
             let things = Arc::default();
-            let (remotes, steps) = (BTreeSet::new(), Arc::default());
+            let (remotes, steps, look_ups) = (BTreeSet::new(), Arc::default(), Arc::default());
+            let started = false;
             let helper =
-                Helper { local, duties, addresses, started: false, remotes, things, steps };
+                Helper { local, duties, addresses, started, remotes, things, steps, look_ups };
             helper.serve(&its, parent);
             logging::finish();
             // SAFETY: ends the process. What belongs to the daemon is not put in order here.
@@ -205,11 +213,7 @@ impl Helper {
         Ok(())
     }
 
-    fn handle(
-        &mut self,
-        request: HelperRequest,
-        fd: Option<OwnedFd>,
-    ) -> anyhow::Result<(HelperAnswer, Option<OwnedFd>)> {
+    fn handle(&mut self, request: HelperRequest, fd: Option<OwnedFd>) -> Answered {
         panic_point!("helper");
         self.may(&request)?;
         match request {
@@ -236,25 +240,23 @@ impl Helper {
                 Ok((HelperAnswer::Done, None))
             }
             HelperRequest::Listen { path, private, mode, group } => {
-                self.listen(&PathBuf::from(path), private, Access { mode, group })
+                self.listen(PathBuf::from(path), private, Access { mode, group })
             }
             HelperRequest::Configuration => {
                 let Some(path) = self.duties.configuration.clone() else {
                     bail!("this daemon was started without a configuration file");
                 };
-                let file = self.as_account(|| configuration(&path))??;
-                Ok((HelperAnswer::Configuration, Some(file.into())))
+                self.look_up(self.account(), move |_| {
+                    Ok((HelperAnswer::Configuration, Some(configuration(&path)?.into())))
+                })
             }
-            HelperRequest::Locate { path } => {
-                let path = PathBuf::from(path);
-                let location = self.as_account(|| Location::of(&path))?;
-                Ok((HelperAnswer::Located(location), None))
-            }
-            HelperRequest::Holder { path, read_only } => {
-                let path = PathBuf::from(path);
-                let holder = self.as_account(|| ringway_disk::open::holder(&path, read_only))?;
+            HelperRequest::Locate { path } => self.look_up(self.account(), move |_| {
+                Ok((HelperAnswer::Located(Location::of(&PathBuf::from(path))), None))
+            }),
+            HelperRequest::Holder { path, read_only } => self.look_up(self.account(), move |_| {
+                let holder = ringway_disk::open::holder(&PathBuf::from(path), read_only);
                 Ok((HelperAnswer::Holder(holder), None))
-            }
+            }),
             HelperRequest::Keep { number } => {
                 let thing = lock(&self.things).list.remove(&number);
                 thing.into_iter().for_each(|thing| thing.file.keep());
@@ -264,8 +266,10 @@ impl Helper {
                 let Some(thing) = lock(&self.things).list.remove(&number) else {
                     bail!("there is no file {number}");
                 };
-                thing.remove()?;
-                Ok((HelperAnswer::Done, None))
+                self.look_up(None, move |_| {
+                    thing.remove()?;
+                    Ok((HelperAnswer::Done, None))
+                })
             }
             #[cfg(feature = "xen")]
             HelperRequest::Xen(what) => {
@@ -340,31 +344,62 @@ impl Helper {
         Ok(())
     }
 
-    fn listen(
+    fn listen(&self, path: PathBuf, private: bool, access: Access) -> Answered {
+        let made_as = self.account();
+        // What connects to the daemon's disks has its rights, not those of who started it.
+        let owner = self.duties.account.clone().filter(|_| made_as.is_none() && !private);
+        self.look_up(made_as.clone(), move |things| {
+            let (listener, file) = match &owner {
+                Some(owner) => for_account(owner, &path, access)?,
+                None => listen(&path, access)?,
+            };
+            let path = file.path.as_path().into();
+            let number = lock(things).add(file, made_as);
+            Ok((HelperAnswer::Listening { number, path }, Some(listener.into())))
+        })
+    }
+
+    /// Does what names a path on a thread of its own, with the rights of `account`, or of whoever started the daemon: a
+    /// file system that hangs keeps nobody else waiting.
+    fn look_up(
         &self,
-        path: &Path,
-        private: bool,
-        access: Access,
-    ) -> anyhow::Result<(HelperAnswer, Option<OwnedFd>)> {
-        let (listener, file) = match &self.duties.account {
-            // What connects to the daemon's disks has its rights, not those of who started it.
-            Some(account) if self.account().is_none() && !private => {
-                for_account(account, path, access)?
-            }
-            _ => self.as_account(|| listen(path, access))??,
-        };
-        let path = file.path.as_path().into();
-        let number = lock(&self.things).add(file, self.account());
-        Ok((HelperAnswer::Listening { number, path }, Some(listener.into())))
+        account: Option<Account>,
+        act: impl FnOnce(&Mutex<Things>) -> Answered + Send + 'static,
+    ) -> Answered {
+        if Arc::strong_count(&self.look_ups) > LOOK_UPS_MAX {
+            bail!(
+                "{LOOK_UPS_MAX} paths are being looked up, and there is no answer to any: a file system of \
+                 this host hangs"
+            );
+        }
+        self.on_thread(("look-up", &self.look_ups), account, act)
+    }
+
+    /// Does something on a thread, with the rights of `account`, and answers on a line of its own.
+    fn on_thread(
+        &self,
+        (name, counted): (&str, &Arc<()>),
+        account: Option<Account>,
+        act: impl FnOnce(&Mutex<Things>) -> Answered + Send + 'static,
+    ) -> Answered {
+        let (ours, its) = line()?;
+        let (things, under_way) = (Arc::clone(&self.things), Arc::clone(counted));
+        std::thread::Builder::new().name(name.into()).spawn(move || {
+            let carried_out = survive("the helper", || {
+                account.iter().try_for_each(|account| account.become_it())?;
+                act(&things)
+            });
+            // What it has made is known by now, or gone.
+            drop(under_way);
+            let carried_out = carried_out.unwrap_or_else(|| Err(anyhow!(PANICKED)));
+            reply(carried_out, |answer, fd| send(&ours, answer, fd));
+        })?;
+        Ok((HelperAnswer::Wait, Some(its)))
     }
 
     /// Looks after the state of a disk, with the rights of whoever started the daemon: it names
     /// nothing, and reaches its own folder only.
-    fn state(
-        &self,
-        image: Option<OwnedFd>,
-        cached: bool,
-    ) -> anyhow::Result<(HelperAnswer, Option<OwnedFd>)> {
+    fn state(&self, image: Option<OwnedFd>, cached: bool) -> Answered {
         let Some(dir) = &self.duties.state_dir else {
             bail!("this daemon keeps no state of its disks");
         };
@@ -372,7 +407,7 @@ impl Helper {
     }
 
     /// Looks after it from now on.
-    fn keep(&self, keeper: StateKeeper) -> anyhow::Result<(HelperAnswer, Option<OwnedFd>)> {
+    fn keep(&self, keeper: StateKeeper) -> Answered {
         let file = keeper.file().try_clone()?;
         let mut things = lock(&self.things);
         things.next += 1;
@@ -384,10 +419,6 @@ impl Helper {
     /// Whom to act for.
     fn account(&self) -> Option<Account> {
         self.duties.account.clone().filter(|_| self.started || self.duties.acts_for_it)
-    }
-
-    fn as_account<T: Send>(&self, act: impl FnOnce() -> T + Send) -> anyhow::Result<T> {
-        acting_as(self.account().as_ref(), act)
     }
 }
 
@@ -412,7 +443,7 @@ fn bear_witness(states: BTreeMap<u64, StateKeeper>) {
 
 /// Answers one request. A daemon that does not take the answer is dead, or about to be, and the pidfd says so.
 fn reply(
-    answer: anyhow::Result<(HelperAnswer, Option<OwnedFd>)>,
+    answer: Answered,
     send: impl Fn(&HelperAnswer, Option<BorrowedFd<'_>>) -> Result<(), SendError>,
 ) {
     let (answer, fd) = match answer {

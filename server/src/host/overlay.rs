@@ -1,14 +1,14 @@
 //! New images on top of those that are served: the daemon's side, with a helper or without.
 
 use super::Host;
-use super::client::{Client, HelpersState, OUT_OF_TURN, answer};
+use super::client::{Client, HelpersState, OUT_OF_TURN};
 use super::protocol::{HelperAnswer, HelperRequest, OverlayWanted};
 use super::state::{OwnState, StateKeeper};
 use anyhow::{Context, bail, ensure};
 use ringway_disk::{Beneath, Disk, NewOverlay, OverlayShape, lock_image};
 use ringway_image::Layer;
 use ringway_terminal::reasons::in_full;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -153,18 +153,6 @@ fn lock(keeper: &OwnState) -> std::sync::MutexGuard<'_, StateKeeper> {
 }
 
 impl Client {
-    /// Asks for what is answered on a line of its own.
-    pub(super) fn ask_deferred(
-        &self,
-        request: &HelperRequest,
-        fd: Option<BorrowedFd<'_>>,
-    ) -> anyhow::Result<(HelperAnswer, Option<OwnedFd>)> {
-        let (HelperAnswer::Wait, Some(line)) = self.ask_with(request, fd)? else {
-            bail!(OUT_OF_TURN);
-        };
-        answer(&line)
-    }
-
     fn overlay(
         self: &Arc<Self>,
         disk: &Disk,

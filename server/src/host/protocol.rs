@@ -28,7 +28,7 @@ use std::time::Duration;
 pub(super) enum HelperRequest {
     /// Open an image. The answer is `Wait`, then one on a line of its own.
     Open(Box<Wanted>),
-    /// Make a socket file and listen.
+    /// Make a socket file and listen. What names a path is answered with `Wait`, then on a line of its own.
     Listen { path: Name, private: bool, mode: u32, group: Option<u32> },
     /// Look after what outlives the daemon of a disk, whose image comes with it, locked. It goes through the page
     /// cache if it is `cached`.

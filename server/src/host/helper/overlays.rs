@@ -1,13 +1,10 @@
 //! New images on top of those that are served, and bases that are written: the helper's side. To make files
 //! durable takes its time, so each step has a thread, which acts as the daemon's user.
 
-use super::super::super::survive::survive;
-use super::super::forked::line;
 use super::super::image_message::ImageMessage;
 use super::super::path_message::Name;
 use super::super::protocol::{HelperAnswer, HelperRequest, OverlayWanted};
-use super::super::wire::send;
-use super::{Helper, PANICKED, Things, lock, reply, written};
+use super::{Answered, Helper, Things, lock, written};
 use anyhow::{Context, anyhow, bail};
 use ringway_disk::{NewOverlay, OverlayShape, Unmapped, reopen_for_writing};
 use ringway_image::Use;
@@ -19,8 +16,6 @@ use std::time::{Duration, Instant};
 
 /// How long the last step of a daemon that has died may take.
 const LAST_STEP: Duration = Duration::from_secs(5);
-
-type Answered = anyhow::Result<(HelperAnswer, Option<OwnedFd>)>;
 
 impl Helper {
     /// What is asked for in a snapshot.
@@ -44,20 +39,7 @@ impl Helper {
         if !(self.duties.adds || self.duties.changes) {
             bail!("this daemon was started without --control");
         }
-        let (ours, its) = line()?;
-        let (account, things) = (self.account(), Arc::clone(&self.things));
-        let under_way = Arc::clone(&self.steps);
-        std::thread::Builder::new().name("overlay".into()).spawn(move || {
-            let carried_out = survive("the helper", || {
-                account.iter().try_for_each(|account| account.become_it())?;
-                step(&things)
-            });
-            // What it has made is known by now, or gone.
-            drop(under_way);
-            let carried_out = carried_out.unwrap_or_else(|| Err(anyhow!(PANICKED)));
-            reply(carried_out, |answer, fd| send(&ours, answer, fd));
-        })?;
-        Ok((HelperAnswer::Wait, Some(its)))
+        self.on_thread(("overlay", &self.steps), self.account(), step)
     }
 
     fn overlay(&self, wanted: OverlayWanted, image: Option<OwnedFd>) -> Answered {
