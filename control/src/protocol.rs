@@ -110,6 +110,9 @@ pub struct DaemonFacts {
     pub version: String,
     pub pid: u32,
     pub uptime_us: u64,
+    /// What does not work any more, because a process of the daemon's own has ended.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub lacks: Vec<String>,
 }
 
 /// A disk, as it is offered.

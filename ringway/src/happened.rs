@@ -71,6 +71,9 @@ pub(crate) fn words(happened: Happened) -> (&'static str, bool, String) {
             true,
             "no process of a disk is started again: restart the daemon".into(),
         ),
+        Happened::HelperEnded => {
+            ("helper ended", true, "no files are opened any more: restart the daemon".into())
+        }
         Happened::Lost { events } => ("events lost", true, format!("{events} were not heard")),
     }
 }

@@ -448,7 +448,7 @@ fn what_a_full_file_system_does_is_told() {
 }
 
 /// Where each kind of event is read through the control socket; of one that is not, why.
-const READ_IN: [(&str, &str); 30] = [
+const READ_IN: [(&str, &str); 31] = [
     ("added", "events.rs"),
     ("removed", "events.rs"),
     ("connected", "events.rs"),
@@ -478,6 +478,7 @@ const READ_IN: [(&str, &str); 30] = [
     ("reload-failed", "events.rs"),
     ("worker-failed", "panics.rs"),
     ("spawner-ended", "isolate.rs"),
+    ("helper-ended", "sandbox.rs"),
     // A reader that is a thousand events behind: the socket takes most of them from the daemon.
     ("lost", "../../server/src/events.rs"),
 ];

@@ -193,7 +193,7 @@ fn it_is_off_or_only_tells_if_asked() {
 }
 
 #[test]
-fn the_helper_ends_with_the_daemon_and_the_daemon_goes_on_without_it() {
+fn e35_the_helper_ends_with_the_daemon_and_the_daemon_goes_on_without_it() {
     let dir = folder();
     let args = ["disk.img", "--socket", "s", "--control", "ctl", "--queues", "1"];
     let daemon = Daemon::serve(dir.path(), &args);
@@ -216,6 +216,10 @@ fn the_helper_ends_with_the_daemon_and_the_daemon_goes_on_without_it() {
         assert_eq!(unsafe { libc::kill(its_number, signal) }, 0);
     }
     assert!(ctl(dir.path(), &["add", "b.img", "--size", "1M", "--socket", "t"]).status.success());
+    let mut events = BufReader::new(UnixStream::connect(dir.path().join("ctl")).unwrap());
+    events.get_ref().set_read_timeout(Some(crate::common::PATIENCE)).unwrap();
+    events.get_mut().write_all(b"{\"command\":\"events\"}\n").unwrap();
+    events.read_line(&mut String::new()).unwrap();
     // SAFETY: as above.
     assert_eq!(unsafe { libc::kill(its_number, libc::SIGKILL) }, 0);
     let refused = text(&ctl(dir.path(), &["add", "c.img", "--size", "1M", "--socket", "u"]).stderr);
@@ -223,6 +227,16 @@ fn the_helper_ends_with_the_daemon_and_the_daemon_goes_on_without_it() {
         refused.contains("the process that opens files for this daemon has ended"),
         "{refused}"
     );
+    let told = "the process that opens files for this daemon has ended (ringway-helper): disks are served on";
+    until("e35: it is not told", || daemon.log().contains(told));
+    let list = text(&ctl(dir.path(), &["list"]).stdout);
+    assert!(list.contains(told) && list.contains("none can be added"), "{list}");
+    let list: Value = serde_json::from_slice(&ctl(dir.path(), &["list", "--json"]).stdout).unwrap();
+    assert_eq!(list["daemon"]["lacks"].as_array().map(Vec::len), Some(1), "{list}");
+    let mut event = String::new();
+    events.read_line(&mut event).unwrap();
+    assert!(event.contains("helper-ended"), "{event}");
+    assert_eq!(daemon.log().matches(told).count(), 1, "it is told once");
     assert!(write(&device, &mut queue, 1, 9));
     assert_eq!(read(&device, &mut queue, 1), [9; 512]);
     drop((queue, device));

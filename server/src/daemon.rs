@@ -39,6 +39,16 @@ use std::time::{Duration, Instant};
 const NO_STATE: &str = "no --state-dir, and no XDG_RUNTIME_DIR to use: failed flushes and pauses are \
                         forgotten when this daemon ends";
 
+/// What does not work any more without a process of the daemon's own.
+const NO_SPAWNER: &str = "the process that starts others for disks has ended (ringway-spawner): all disks are \
+                          served on, but one whose own process ends is not served again, and none with a \
+                          process of its own can be added";
+const NO_HELPER: &str = "the process that opens files for this daemon has ended (ringway-helper): disks are \
+                         served on, but none can be added, changed by a file that is read again, or found by \
+                         a path; there are no snapshots and merges; a lost connection to an NBD server does \
+                         not come back; images stay locked for a guest that leaves, and socket files and \
+                         ephemeral clones stay at the end";
+
 /// All parts of a daemon.
 pub(crate) struct Daemon {
     /// Its disks.
@@ -344,16 +354,23 @@ fn wait(
     stays: bool,
     alive: &dyn Fn() -> Option<Timespec>,
 ) -> anyhow::Result<()> {
-    let mut spawner = disks.end_of_spawner();
+    // Their answers are for those who ask; their end is told whatever is asked for.
+    let mut lines = vec![
+        (disks.end_of_spawner(), Happened::SpawnerEnded, NO_SPAWNER),
+        (disks.host.end_of_helper(), Happened::HelperEnded, NO_HELPER),
+    ];
     loop {
+        lines.retain(|(line, ..)| line.is_some());
         let next = alive();
         let bell = disks.bell();
-        let fds = [Some((stop.as_fd(), PollFlags::IN)), Some((bell.as_fd(), PollFlags::IN))];
-        // Its answers are for those who ask; its end is told whatever is asked for.
-        let spawners = spawner.map(|line| (line, PollFlags::empty()));
-        let fds = fds.into_iter().chain([spawners]).flatten();
-        let mut polled: Vec<_> =
-            fds.map(|(fd, events)| PollFd::from_borrowed_fd(fd, events)).collect();
+        let fds = [(stop.as_fd(), PollFlags::IN), (bell.as_fd(), PollFlags::IN)];
+        let ends =
+            lines.iter().filter_map(|(line, ..)| line.map(|line| (line, PollFlags::empty())));
+        let mut polled: Vec<_> = fds
+            .into_iter()
+            .chain(ends)
+            .map(|(fd, events)| PollFd::from_borrowed_fd(fd, events))
+            .collect();
         match poll(&mut polled, next.as_ref()) {
             Ok(0) | Err(Errno::INTR) => continue,
             Ok(_) => {}
@@ -362,14 +379,13 @@ fn wait(
         if !polled[0].revents().is_empty() {
             return Ok(());
         }
-        if polled.get(2).is_some_and(|line| !line.revents().is_empty()) {
-            spawner = None;
-            disks.events.tell(None, Happened::SpawnerEnded);
-            tracing::error!(
-                "the process that starts others for disks has ended (ringway-spawner): all disks are \
-                 served on, but one whose own process ends is not served again, and none with a \
-                 process of its own can be added. Start the daemon anew when you can"
-            );
+        for ((line, happened, lacks), polled) in lines.iter_mut().zip(&polled[2..]) {
+            if !polled.revents().is_empty() {
+                *line = None;
+                disks.events.tell(None, happened.clone());
+                tracing::error!("{lacks}. Start the daemon anew when you can");
+                disks.lacks(*lacks);
+            }
         }
         if !disks.clear_up()? && !stays {
             return Ok(());

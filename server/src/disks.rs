@@ -98,6 +98,8 @@ pub(crate) struct Disks {
     session_threads: Mutex<Option<SessionThreads>>,
     pub(super) bell: Arc<Bell>,
     pub(crate) begun: Instant,
+    /// What does not work any more.
+    lacks: Mutex<Vec<&'static str>>,
 }
 
 impl Disks {
@@ -178,6 +180,7 @@ impl Disks {
             session_threads: Mutex::default(),
             bell: Arc::new(Bell::new()?),
             begun: Instant::now(),
+            lacks: Mutex::default(),
         };
         kill_point!(Locked);
         disks.start_pools(&opened)?;
@@ -288,6 +291,16 @@ impl Disks {
     pub(crate) fn all(&self) -> Vec<AnyDisk> {
         let here = self.list().into_iter().map(AnyDisk::Here);
         here.chain(self.isolated().into_iter().map(AnyDisk::Apart)).collect()
+    }
+
+    /// Something does not work any more: from now on whoever asks is told.
+    pub(crate) fn lacks(&self, what: &'static str) {
+        lock(&self.lacks).push(what);
+    }
+
+    /// What does not.
+    pub(crate) fn all_it_lacks(&self) -> Vec<String> {
+        lock(&self.lacks).iter().map(|&what| what.to_owned()).collect()
     }
 
     /// Readable when [`Disks::clear_up`] has something to do.

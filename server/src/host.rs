@@ -52,6 +52,7 @@ use ringway_terminal::reasons::in_full;
 use ringway_vhost_user::Access as SocketAccess;
 pub(crate) use state::StateDir;
 use states::States;
+use std::os::fd::BorrowedFd;
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
@@ -246,6 +247,11 @@ impl Host {
                 Ok((listener, SocketFile { path, _made: Made::Here(file) }))
             }
         }
+    }
+
+    /// What hangs up when what has a name cannot be reached any more; `None` if this process reaches it itself.
+    pub(crate) fn end_of_helper(&self) -> Option<BorrowedFd<'_>> {
+        self.helper.as_ref().and_then(|helper| helper.end())
     }
 
     /// Whether there is a configuration file that may be read again.

@@ -142,6 +142,9 @@ pub enum Happened {
     /// The process that starts those of disks has ended: disks are served on, but one whose own process
     /// ends is not served again.
     SpawnerEnded,
+    /// The process that opens files for the daemon has ended: disks are served on, but nothing that has a name is reached
+    /// any more.
+    HelperEnded,
     /// This reader was too slow.
     Lost {
         /// How many events it does not get.

@@ -119,12 +119,13 @@ fn list(list: &List) -> String {
     let gap = if shared.is_empty() { "" } else { "\n" };
     let daemon = &list.daemon;
     let up = age(daemon.uptime_us);
+    let lacks: String = daemon.lacks.iter().map(|what| format!("{what}\n")).collect();
     let disks = match list.disks.is_empty() {
         true => NO_DISKS.to_owned(),
         false => table::fitting(LIST.len(), &LIST, rows.collect(), &LEAST_OF_LIST),
     };
     format!(
-        "{disks}\n{gap}{shared}{gap}{held}ringway {}, process {}, up for {up}\n",
+        "{disks}\n{gap}{shared}{gap}{held}{lacks}ringway {}, process {}, up for {up}\n",
         daemon.version, daemon.pid
     )
 }

@@ -146,7 +146,8 @@ pub(super) fn sample(case: &Fixture) -> Sample {
         harvests: spread(&[]),
         ..WorkerStatsOf::default()
     };
-    let daemon = DaemonFacts { version: "0.1.0".into(), pid: case.pid, uptime_us: case.uptime_us };
+    let (version, pid, uptime_us, lacks) = ("0.1.0".into(), case.pid, case.uptime_us, Vec::new());
+    let daemon = DaemonFacts { version, pid, uptime_us, lacks };
     Sample {
         list: List { daemon, disks: vec![facts(0), facts(1)], limit_groups: Vec::new() },
         stats: Stats {

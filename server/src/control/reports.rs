@@ -37,6 +37,7 @@ pub(super) fn list(disks: &Disks) -> List {
             version: env!("CARGO_PKG_VERSION").into(),
             pid: std::process::id(),
             uptime_us: micros(disks.begun.elapsed()),
+            lacks: disks.all_it_lacks(),
         },
         disks: all,
         limit_groups: disks.limit_group_facts(),

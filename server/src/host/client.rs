@@ -52,11 +52,19 @@ pub(super) struct Client {
     /// States of disks whose last hold was a worker's, which asks nobody for anything: the helper is
     /// told with the next question.
     let_go: Mutex<Vec<u64>>,
+    /// The same line, for whoever waits for its end.
+    end: Option<OwnedFd>,
 }
 
 impl Client {
     pub(super) fn new(line: OwnedFd) -> Self {
-        Self { line: Mutex::new(Asker::new(line)), let_go: Mutex::default() }
+        let end = line.try_clone().ok();
+        Self { line: Mutex::new(Asker::new(line)), let_go: Mutex::default(), end }
+    }
+
+    /// Hangs up when the helper has ended.
+    pub(super) fn end(&self) -> Option<BorrowedFd<'_>> {
+        self.end.as_ref().map(AsFd::as_fd)
     }
 
     /// A refusal becomes an error.
