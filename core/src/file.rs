@@ -1,8 +1,12 @@
 //! What an open file says of itself, without a path.
 
+use std::ffi::CStr;
 use std::fs::File;
 use std::io;
 use std::os::fd::AsRawFd;
+
+/// The path of what has none. The sandbox lets `statx` look at this one, and so at descriptors only.
+pub static NO_PATH: &CStr = c"";
 
 /// The part of `struct stat` that Ringway asks open files for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,12 +1,14 @@
 //! What a disk takes for itself, which no other disk of the daemon may have.
 
 use super::{DiskSpec, NbdAddress, NbdPlace, Place};
+use ringway_core::file::NO_PATH;
 use ringway_disk::Source;
-use rustix::fs::FileType;
+use rustix::fs::{AtFlags, FileType, StatxFlags, statx};
 use serde::{Deserialize, Serialize};
-use std::fs::File;
+use std::fs::{File, Metadata};
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
+use std::time::UNIX_EPOCH;
 
 /// The image and the socket of a disk, known by what they are and not by what they are called.
 #[derive(Clone, Debug)]
@@ -80,12 +82,6 @@ impl Claim {
     /// The path of its image, as it was given.
     pub fn image(&self) -> Option<&Path> {
         self.image.as_ref().map(|(path, _)| path.as_path())
-    }
-
-    /// True if its image is a file or a device of this host.
-    pub fn has_file(&self) -> bool {
-        let image = self.image.as_ref();
-        image.is_some_and(|(_, identity)| !matches!(identity, FileIdentity::Path(_)))
     }
 
     /// Another file may have the name of its image by now, and is its image then. What is elsewhere keeps
@@ -254,8 +250,9 @@ mod bytes {
 /// What makes two images the same one.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
 pub enum FileIdentity {
-    /// A file: file system and inode.
-    File(u64, u64),
+    /// A file: file system, inode, and when it was made, in nanoseconds, where the file system tells. Numbers of files
+    /// that are deleted are given again.
+    File(u64, u64, Option<i64>),
     /// A block device, whatever its node is called.
     Device(u64),
     /// A character device.
@@ -276,16 +273,35 @@ impl FileIdentity {
         Ok(match FileType::from_raw_mode(stat.st_mode) {
             FileType::BlockDevice => Self::Device(stat.st_rdev),
             FileType::CharacterDevice => Self::CharacterDevice(stat.st_rdev),
-            _ => Self::File(stat.st_dev, stat.st_ino),
+            _ => Self::File(stat.st_dev, stat.st_ino, born(file)),
         })
     }
+}
+
+/// When a file was made; `None` if its file system does not tell.
+fn born(file: &File) -> Option<i64> {
+    let stat = statx(file, NO_PATH, AtFlags::EMPTY_PATH, StatxFlags::BTIME).ok()?;
+    let told = stat.stx_mask & StatxFlags::BTIME.bits() != 0;
+    let nanoseconds = i64::from(stat.stx_btime.tv_nsec);
+    let seconds = told.then(|| stat.stx_btime.tv_sec.checked_mul(1_000_000_000))??;
+    seconds.checked_add(nanoseconds)
+}
+
+/// The same of what a path leads to.
+fn made(meta: &Metadata) -> Option<i64> {
+    let made = meta.created().ok()?;
+    let nanoseconds = match made.duration_since(UNIX_EPOCH) {
+        Ok(since) => i128::try_from(since.as_nanos()).ok()?,
+        Err(before) => -i128::try_from(before.duration().as_nanos()).ok()?,
+    };
+    i64::try_from(nanoseconds).ok()
 }
 
 fn identity(path: &Path, real: &Path) -> FileIdentity {
     match path.metadata() {
         Ok(meta) if meta.file_type().is_block_device() => FileIdentity::Device(meta.rdev()),
         Ok(meta) if meta.file_type().is_char_device() => FileIdentity::CharacterDevice(meta.rdev()),
-        Ok(meta) => FileIdentity::File(meta.dev(), meta.ino()),
+        Ok(meta) => FileIdentity::File(meta.dev(), meta.ino(), made(&meta)),
         Err(_) => FileIdentity::Path(real.into()),
     }
 }
@@ -302,6 +318,7 @@ fn real(path: &Path) -> (PathBuf, bool) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use ringway_testkit::Mounted;
 
     #[test]
     fn a_path_leads_to_a_file_until_another_one_has_its_name() {
@@ -316,5 +333,39 @@ mod tests {
         assert!(!Location::of(&path).leads_to(&file));
         std::fs::remove_file(&path).unwrap();
         assert!(!Location::of(&path).leads_to(&file));
+    }
+
+    /// Numbers of files are given again, at once on most file systems.
+    #[test]
+    fn c64_a_file_that_has_got_the_number_of_another_one_is_not_taken_for_it() {
+        let folder = tempfile::tempdir().unwrap();
+        let at = folder.path().join("small");
+        let small = match Mounted::on_file(at, "ext4", &["-q", "-I", "256"], 16 << 20) {
+            Ok(small) => small,
+            Err(lack) => return lack.skip(),
+        };
+        let path = small.path().join("image");
+        let before = {
+            let file = File::create(&path).unwrap();
+            let before = FileIdentity::of(&file).unwrap();
+            assert_eq!(Location::of(&path).identity(), &before, "by path or open: the same");
+            before
+        };
+        std::fs::remove_file(&path).unwrap();
+        let number = |identity: &FileIdentity| match identity {
+            FileIdentity::File(device, inode, born) => (*device, *inode, born.is_some()),
+            _ => panic!("it is a file"),
+        };
+        let again = (0..64).any(|at| {
+            let other = small.path().join(format!("other-{at}"));
+            let file = File::create(&other).unwrap();
+            let now = FileIdentity::of(&file).unwrap();
+            let same = number(&now) == number(&before);
+            assert!(number(&now).2, "this file system tells when files were made");
+            assert_ne!(now, before);
+            assert!(!same || Location::of(&other).identity() != &before);
+            same
+        });
+        assert!(again, "no number was given again");
     }
 }

@@ -1,6 +1,6 @@
 //! From which files a disk is served: a process that is started again serves it from no others.
 
-use crate::served::{Served, lock};
+use crate::served::Served;
 use anyhow::{Context, ensure};
 use ringway_control::config::{FileIdentity, Location};
 use ringway_image::LayerFormat;
@@ -24,10 +24,11 @@ impl ServedFiles {
     /// # Errors
     /// What the host says.
     pub(crate) fn of(served: &Served) -> io::Result<Self> {
-        if !lock(&served.claim).has_file() {
+        let disk = served.export.disk();
+        // What is open tells, and not what its name led to when it was looked up.
+        if !disk.is_real() {
             return Ok(Self::default());
         }
-        let disk = served.export.disk();
         let (mut images, mut others) = (vec![FileIdentity::of(&disk.file())?], Vec::new());
         if let Some(image) = disk.image() {
             let layers = image.layers();

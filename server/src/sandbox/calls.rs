@@ -264,7 +264,7 @@ fn not_executable() -> Rule {
 
 /// Nothing by its path: it is the empty one, in memory that is not written.
 fn by_descriptor() -> Rule {
-    let at = ringway_vhost_user::NO_PATH.as_ptr() as u64;
+    let at = ringway_core::file::NO_PATH.as_ptr() as u64;
     Rule::Bits { argument: 1, set: at, clear: !at }
 }
 

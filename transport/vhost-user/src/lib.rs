@@ -23,7 +23,6 @@ mod start;
 mod vring;
 
 pub use queue::{Queue, Token};
-pub use received::NO_PATH;
 pub use session::{Ended, Session, Wakes};
 pub use socket::{Access, BindError, bind, connect_at_once};
 

@@ -6,6 +6,7 @@
 //! closed. All others are put aside, open, until the process ends, and cost their sender the
 //! connection.
 
+use ringway_core::file::NO_PATH;
 use ringway_export::Quarantine;
 use rustix::fs::{AtFlags, StatxAttributes, StatxFlags, fcntl_get_seals, statx};
 use rustix::io::Errno;
@@ -14,7 +15,6 @@ use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, Shutdown, SocketType,
     recvmsg, shutdown,
 };
-use std::ffi::CStr;
 use std::io::IoSliceMut;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -59,9 +59,6 @@ fn kind(fd: BorrowedFd<'_>) -> DescriptorKind {
         DescriptorKind::Foreign
     }
 }
-
-/// The path of what has none. The sandbox lets `statx` look at this one, and so at descriptors only.
-pub static NO_PATH: &CStr = c"";
 
 /// Device and known attributes, from what the kernel has in memory.
 fn identify(fd: BorrowedFd<'_>) -> Option<((u32, u32), StatxAttributes)> {
