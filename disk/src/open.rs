@@ -54,7 +54,7 @@ use fence::Fenced;
 use file::open_file;
 use probe::FileKind;
 use ringway_core::Geometry;
-pub(crate) use serial::serial_bytes;
+pub(crate) use serial::{place, serial_bytes};
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -118,7 +118,7 @@ fn open_path(path: &Path, options: &OpenOptions) -> Result<Disk, OpenError> {
     if let Some(size) = options.block_size {
         check_block_size(size)?;
     }
-    let serial = serial_bytes(options.serial.as_deref(), &path.to_string_lossy())?;
+    let serial = serial_bytes(options.serial.as_deref(), &place(path))?;
     check_engine(options)?;
     let created = Created::if_missing(path, options)?;
     let opened = fence::locked(path, options, || {

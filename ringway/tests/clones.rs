@@ -1,7 +1,7 @@
 //! Clones that a daemon makes: where they are, what becomes of them, what they cost.
 #![allow(missing_docs, clippy::cast_possible_truncation)]
 
-use crate::common::{Daemon, PATIENCE, folder, read, ringway, run, text, write};
+use crate::common::{Daemon, PATIENCE, children, folder, read, ringway, run, text, write};
 use ringway_driver::Options;
 use ringway_testkit::{Need, skip};
 use serde_json::Value;
@@ -152,6 +152,24 @@ fn only_a_clone_of_this_base_is_served_as_one() {
     let args = ["clones/far.qcow2", "--format", "qcow2", "--socket", "s"];
     refused(&args[..3], &["--backing-root"]);
     Daemon::serve(dir, &["clones/far.qcow2", "--base", "base.raw", "--socket", "s"]).stop();
+}
+
+/// Who deletes files for the daemon has died: the next disk of that name would be served what is in the clone.
+#[test]
+fn e36_a_clone_that_cannot_be_deleted_is_not_said_to_be() {
+    let dir = base();
+    let dir = dir.path();
+    let words = ["base.raw", "--overlay", "clones", "--ephemeral", "--socket", "e.sock"];
+    let daemon = Daemon::serve(dir, &[&words[..], &["--control", "ctl"]].concat());
+    let name = |pid: &u32| std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap();
+    let helper = children(daemon.pid()).into_iter().find(|pid| name(pid).contains("helper"));
+    // SAFETY: a process of this test's own daemon.
+    assert_eq!(unsafe { libc::kill(helper.unwrap().cast_signed(), libc::SIGKILL) }, 0);
+    ctl(dir, &["remove", "0"]);
+    let log = daemon.log();
+    assert!(dir.join("clones/e.qcow2").exists());
+    assert!(log.contains("cannot be deleted") && !log.contains("was deleted"), "{log}");
+    daemon.stop();
 }
 
 #[test]

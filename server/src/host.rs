@@ -337,10 +337,13 @@ enum Clone {
 
 impl EphemeralClone {
     /// Deletes it.
-    pub(crate) fn remove(mut self) {
+    ///
+    /// # Errors
+    /// That it is still there.
+    pub(crate) fn remove(mut self) -> anyhow::Result<()> {
         match &mut self.0 {
-            Clone::Here(file) => drop(file.take()),
-            Clone::There(file) => file.take().into_iter().for_each(EphemeralFile::remove),
+            Clone::Here(file) => file.take().map_or(Ok(()), OwnFile::remove),
+            Clone::There(file) => file.take().map_or(Ok(()), EphemeralFile::remove),
         }
     }
 }

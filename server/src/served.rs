@@ -12,6 +12,7 @@ use anyhow::{Context, anyhow};
 use ringway_control::config::Claim;
 use ringway_core::thread::panic_message;
 use ringway_export::Offered;
+use ringway_terminal::reasons::in_full;
 use ringway_vhost_user::Export;
 use std::ops::Deref;
 use std::os::fd::{AsFd, OwnedFd};
@@ -203,10 +204,18 @@ impl Served {
     /// Its image stays, whatever was said of it, unless the disk is `removed`, its image was ours until then,
     /// and it is ephemeral: if its guest has left, it is somebody else's.
     pub(super) fn end_clone(&self, removed: bool) {
-        if let Some(clone) = lock(&self.clone).take() {
-            if removed {
-                clone.remove();
-                tracing::info!(disk = self.name(), "its clone was deleted: it is ephemeral");
+        let clone = lock(&self.clone).take();
+        if let Some(clone) = clone.filter(|_| removed) {
+            match clone.remove() {
+                Ok(()) => {
+                    tracing::info!(disk = self.name(), "its clone was deleted: it is ephemeral")
+                }
+                Err(error) => tracing::error!(
+                    disk = self.name(),
+                    "its clone is ephemeral and cannot be deleted: {}. Delete it: the next disk of that name \
+                     would be served what it holds",
+                    in_full(&error)
+                ),
             }
         }
     }

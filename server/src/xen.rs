@@ -46,7 +46,8 @@ pub(super) fn prepare(plan: &XenPlan) -> anyhow::Result<Here> {
     let cannot = || format!("--xen-records {}", dir.display());
     // Others may search the folders around it, where sockets may be.
     if let Some(around) = dir.parent() {
-        std::fs::create_dir_all(around).with_context(cannot)?;
+        let made = std::fs::DirBuilder::new().recursive(true).mode(0o755).create(around);
+        made.with_context(cannot)?;
     }
     let made = std::fs::DirBuilder::new().recursive(true).mode(0o700).create(dir);
     made.with_context(cannot)?;

@@ -6,7 +6,7 @@ use super::engine::check_block_size;
 use super::fence::{self, Fenced};
 use super::file::permission;
 use super::probe::device_bytes;
-use super::serial::serial_bytes;
+use super::serial::{place, serial_bytes};
 use super::{ForeignFormat, LockError, OpenError, OpenOptions, lock_image};
 use crate::choices::{Alignment, CacheMode, EngineKind};
 use crate::disk::Disk;
@@ -59,7 +59,7 @@ struct Found {
 /// Opens a namespace, claims and locks it.
 pub(super) fn open(path: &Path, options: &OpenOptions) -> Result<Disk, OpenError> {
     check(path, options)?;
-    let serial = serial_bytes(options.serial.as_deref(), &path.to_string_lossy())?;
+    let serial = serial_bytes(options.serial.as_deref(), &place(path))?;
     let name = name(path).ok_or_else(|| refuse(path, "it is no NVMe namespace any more"))?;
     let opened = fence::locked(path, options, || {
         let found = find(path, &name, options)?;

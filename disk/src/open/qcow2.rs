@@ -6,7 +6,7 @@ use super::direct::turn_on;
 use super::engine::{check_block_size, check_engine, choose_engine};
 use super::fence::{self, Fenced};
 use super::file::open_file;
-use super::serial::serial_bytes;
+use super::serial::{place, serial_bytes};
 use super::{Base, OpenError, OpenOptions, Qcow2, probe};
 use crate::choices::{Alignment, CacheMode, EngineKind};
 use crate::disk::Disk;
@@ -30,7 +30,7 @@ pub(super) fn open(path: &Path, qcow2: &Qcow2, options: &OpenOptions) -> Result<
     if let Some(size) = options.block_size {
         check_block_size(size)?;
     }
-    let serial = serial_bytes(options.serial.as_deref(), &path.to_string_lossy())?;
+    let serial = serial_bytes(options.serial.as_deref(), &place(path))?;
     let cache = options.cache.unwrap_or(CacheMode::Writeback);
     let cache_why = match options.cache {
         Some(_) => "as asked",

@@ -1,6 +1,16 @@
 //! The serial of a disk.
 
 use super::error::OpenError;
+use std::path::Path;
+
+/// By what an image is known unless it has a serial: where it is, from the root, however that was said. Its own name may
+/// be a link that leads elsewhere tomorrow, as those of devices do, and is taken as it is.
+pub(crate) fn place(path: &Path) -> String {
+    let path = std::path::absolute(path).unwrap_or_else(|_| path.into());
+    let folder = path.parent().and_then(|folder| folder.canonicalize().ok());
+    let real = folder.zip(path.file_name()).map(|(folder, name)| folder.join(name));
+    real.unwrap_or(path).to_string_lossy().into_owned()
+}
 
 /// The serial as the guest reads it; without one a word that is the same for the same path.
 pub(crate) fn serial_bytes(serial: Option<&str>, name: &str) -> Result<[u8; 20], OpenError> {

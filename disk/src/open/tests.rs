@@ -5,7 +5,7 @@ mod host;
 mod locks;
 
 use super::image_lock::try_flock;
-use super::{Created, ForeignFormat, OpenError, OpenOptions, Source, open};
+use super::{Created, ForeignFormat, OpenError, OpenOptions, Source, open, place};
 use crate::choices::{CacheMode, EngineKind};
 use crate::disk::Disk;
 use ringway_testkit::{LoopDevice, Mounted, Need, skip};
@@ -239,6 +239,13 @@ fn serials() {
     let other = folder.path().join("other.img");
     File::create(&other).unwrap().set_len(MIB).unwrap();
     assert_ne!(first, *opens(&options(&other)).serial(), "another for another file");
+    // One place is one place, and two images of one name are in two folders.
+    let link = folder.path().join("link");
+    std::os::unix::fs::symlink(folder.path(), &link).unwrap();
+    let same = link.join(path.file_name().unwrap());
+    assert_eq!(first, *opens(&options(&same)).serial(), "by another spelling");
+    let name = Path::new("disk.img");
+    assert_eq!(place(name), place(&std::env::current_dir().unwrap().join(name)));
 }
 
 #[test]

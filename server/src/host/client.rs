@@ -31,8 +31,8 @@ pub(super) struct Opened {
 pub(super) struct EphemeralFile(Option<HelpersFile>);
 
 impl EphemeralFile {
-    pub(super) fn remove(mut self) {
-        drop(self.0.take());
+    pub(super) fn remove(mut self) -> anyhow::Result<()> {
+        self.0.take().map_or(Ok(()), HelpersFile::remove)
     }
 }
 
@@ -323,6 +323,11 @@ pub(super) struct HelpersFile {
 impl HelpersFile {
     fn new(helper: &Arc<Client>, number: u64) -> Self {
         Self { helper: Arc::clone(helper), number, kept: false }
+    }
+
+    fn remove(mut self) -> anyhow::Result<()> {
+        self.kept = true;
+        self.helper.look_up("a file", &HelperRequest::Remove { number: self.number }).map(drop)
     }
 
     /// Lets it stay.

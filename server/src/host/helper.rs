@@ -80,7 +80,7 @@ impl Thing {
     /// With the rights that it was made with: who may change its folder gains nothing by that.
     fn remove(self) -> anyhow::Result<()> {
         let Self { file, made_as } = self;
-        acting_as(made_as.as_ref(), || drop(file))
+        acting_as(made_as.as_ref(), || file.remove())?
     }
 }
 

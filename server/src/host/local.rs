@@ -147,6 +147,15 @@ impl OwnFile {
     pub(super) fn keep(mut self) {
         self.kept = true;
     }
+
+    /// Removes it, unless another one has its name.
+    pub(super) fn remove(mut self) -> anyhow::Result<()> {
+        self.kept = true;
+        if identity(&self.path).is_ok_and(|now| now == self.identity) {
+            std::fs::remove_file(&self.path).with_context(|| self.path.display().to_string())?;
+        }
+        Ok(())
+    }
 }
 
 impl Drop for OwnFile {
