@@ -489,22 +489,4 @@ fn lock(things: &Mutex<Things>) -> MutexGuard<'_, Things> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// Anybody can have a descriptor that names a file, and pass it on.
-    #[test]
-    fn e28_an_image_that_is_only_named_gets_nothing() {
-        let file = tempfile::NamedTempFile::new().unwrap();
-        let open = |flags| rustix::fs::open(file.path(), flags, rustix::fs::Mode::empty()).unwrap();
-        for flags in [OFlags::PATH, OFlags::PATH | OFlags::RDWR, OFlags::RDONLY] {
-            let error = written(Some(open(flags))).unwrap_err().to_string();
-            assert!(error.contains("not open for writing"), "{flags:?}: {error}");
-        }
-        assert!(written(None).is_err());
-        assert!(
-            written(Some(open(OFlags::RDWR))).is_ok()
-                && written(Some(open(OFlags::WRONLY))).is_ok()
-        );
-    }
-}
+mod tests;

@@ -7,9 +7,12 @@ use ringway_disk::{Base, Disk, EngineKind, OpenError, OpenOptions, Qcow2, Source
 use ringway_export::engines_to_choose;
 use ringway_image::Format;
 use ringway_vhost_user::{Access, bind};
+use rustix::fs::{AtFlags, CWD, Mode, OFlags, openat, statat, unlinkat};
+use std::ffi::OsStr;
 use std::fs::File;
 use std::io;
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::OpenOptionsExt;
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 
@@ -128,6 +131,9 @@ pub(super) fn listen(path: &Path, access: Access) -> anyhow::Result<(UnixListene
 #[derive(Debug)]
 pub(super) struct OwnFile {
     pub(super) path: PathBuf,
+    /// Its folder. That may have another place by the end, and somebody may have put another one there: whoever may
+    /// write the folders above must not have other files go, with rights that are not his.
+    folder: OwnedFd,
     /// File system and inode: what has the name at the end may be somebody else's.
     identity: (u64, u64),
     kept: bool,
@@ -138,9 +144,12 @@ impl OwnFile {
     fn new(path: &Path) -> anyhow::Result<Self> {
         // A later change of the working folder would not matter.
         let path = std::path::absolute(path)?;
-        let identity =
-            identity(&path).with_context(|| format!("{}: it has vanished", path.display()))?;
-        Ok(Self { path, identity, kept: false })
+        let vanished = || format!("{}: it has vanished", path.display());
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let folder = path.parent().unwrap_or(&path);
+        let folder = openat(CWD, folder, flags, Mode::empty()).with_context(vanished)?;
+        let identity = identity(&folder, &path).with_context(vanished)?;
+        Ok(Self { path, folder, identity, kept: false })
     }
 
     /// Lets it stay.
@@ -151,8 +160,12 @@ impl OwnFile {
     /// Removes it, unless another one has its name.
     pub(super) fn remove(mut self) -> anyhow::Result<()> {
         self.kept = true;
-        if identity(&self.path).is_ok_and(|now| now == self.identity) {
-            std::fs::remove_file(&self.path).with_context(|| self.path.display().to_string())?;
+        self.unlink().with_context(|| self.path.display().to_string())
+    }
+
+    fn unlink(&self) -> io::Result<()> {
+        if identity(&self.folder, &self.path).is_ok_and(|now| now == self.identity) {
+            unlinkat(&self.folder, name(&self.path), AtFlags::empty())?;
         }
         Ok(())
     }
@@ -160,13 +173,48 @@ impl OwnFile {
 
 impl Drop for OwnFile {
     fn drop(&mut self) {
-        if !self.kept && identity(&self.path).is_ok_and(|now| now == self.identity) {
+        if !self.kept {
             // Best effort: a socket that stays is replaced by the next daemon.
-            let _ = std::fs::remove_file(&self.path);
+            let _ = self.unlink();
         }
     }
 }
 
-fn identity(path: &Path) -> io::Result<(u64, u64)> {
-    path.symlink_metadata().map(|meta| (meta.dev(), meta.ino()))
+fn identity(folder: &OwnedFd, path: &Path) -> io::Result<(u64, u64)> {
+    let stat = statat(folder, name(path), AtFlags::SYMLINK_NOFOLLOW)?;
+    Ok((stat.st_dev, stat.st_ino))
+}
+
+/// Files that are made have one.
+fn name(path: &Path) -> &OsStr {
+    path.file_name().unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::symlink;
+
+    #[test]
+    fn e38_a_file_is_removed_from_the_folder_that_it_was_made_in() {
+        let dir = tempfile::tempdir().unwrap();
+        let at = |path: &str| dir.path().join(path);
+        for folder in ["here", "other"] {
+            std::fs::create_dir(at(folder)).unwrap();
+        }
+        std::fs::write(at("here/file"), "ours").unwrap();
+        let ours = OwnFile::new(&at("here/file")).unwrap();
+        // The folder has gone elsewhere, and its name leads to another one, which has the same file, even.
+        std::fs::rename(at("here"), at("there")).unwrap();
+        symlink("other", at("here")).unwrap();
+        std::fs::hard_link(at("there/file"), at("other/file")).unwrap();
+        ours.remove().unwrap();
+        assert!(!at("there/file").exists() && at("other/file").exists());
+        // What has its name by now is somebody else's.
+        let ours = OwnFile::new(&at("other/file")).unwrap();
+        std::fs::write(at("new"), "not ours").unwrap();
+        std::fs::rename(at("new"), at("other/file")).unwrap();
+        drop(ours);
+        assert_eq!(std::fs::read(at("other/file")).unwrap(), b"not ours");
+    }
 }

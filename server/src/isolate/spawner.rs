@@ -389,3 +389,40 @@ fn in_words(status: ExitStatus) -> String {
         _ => status.to_string(),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ringway_control::config::DiskArgs;
+
+    /// What a daemon in wrong hands gets by each message after the start, if no disks are added to it.
+    #[test]
+    fn e40_who_adds_no_disks_has_no_processes_started() {
+        let log = LogArgs::default();
+        let mut serving = Serving {
+            log: &log,
+            for_all: ForAll::of(&DaemonArgs::default()),
+            adds: false,
+            cgroups: Err("there are none".into()),
+            started: false,
+            known: BTreeMap::new(),
+            forgotten: Vec::new(),
+            last: 0,
+        };
+        let (disk, name) = (DiskArgs::default(), "x".to_owned());
+        let (turn, memory_max, log_format, log_level) = (0, None, None, None);
+        let disk = DiskSetup { disk, turn, memory_max, name, log_format, log_level };
+        let requests = [
+            (SpawnerRequest::Start(Box::new(disk)), "without --control"),
+            (SpawnerRequest::Again { number: 1, files: ServedFiles::default() }, "no disk 1"),
+            (SpawnerRequest::End { number: 1 }, "no disk 1"),
+        ];
+        assert!(serving.handle(SpawnerRequest::Started).is_ok());
+        for (request, words) in requests {
+            let error = serving.handle(request).unwrap_err().to_string();
+            assert!(error.contains(words), "{error}");
+        }
+        assert!(serving.handle(SpawnerRequest::Forget { number: 1 }).is_ok());
+        assert!(serving.known.is_empty() && serving.forgotten.is_empty());
+    }
+}

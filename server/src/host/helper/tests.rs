@@ -1,0 +1,206 @@
+//! What a daemon in wrong hands gets by each message: the table of docs/sandbox.md.
+
+use super::super::path_message::Name;
+use super::super::protocol::OverlayWanted;
+use super::super::state::StateDir;
+use super::super::wire::receive;
+use super::*;
+use ringway_control::config::FileIdentity;
+use ringway_disk::OpenOptions;
+use ringway_testkit::{Need, skip};
+use rustix::fs::Mode;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use tempfile::TempDir;
+
+/// Anybody can have a descriptor that names a file, and pass it on.
+#[test]
+fn e28_an_image_that_is_only_named_gets_nothing() {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    let open = |flags| rustix::fs::open(file.path(), flags, Mode::empty()).unwrap();
+    for flags in [OFlags::PATH, OFlags::PATH | OFlags::RDWR, OFlags::RDONLY] {
+        let error = written(Some(open(flags))).unwrap_err().to_string();
+        assert!(error.contains("not open for writing"), "{flags:?}: {error}");
+    }
+    assert!(written(None).is_err());
+    assert!(
+        written(Some(open(OFlags::RDWR))).is_ok() && written(Some(open(OFlags::WRONLY))).is_ok()
+    );
+}
+
+/// A helper of root whose daemon has become `nobody`, and a folder that only root may enter.
+struct Rig {
+    helper: Helper,
+    folder: TempDir,
+}
+
+impl Rig {
+    fn new(adds: bool) -> Option<Self> {
+        if !rustix::process::geteuid().is_root() {
+            skip(Need::Root, "to change the user");
+            return None;
+        }
+        let folder = tempfile::tempdir().unwrap();
+        let set = |path: &Path, mode| {
+            std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).unwrap();
+        };
+        set(folder.path(), 0o755);
+        let closed = folder.path().join("closed");
+        std::fs::create_dir(&closed).unwrap();
+        for (name, mode) in [("closed/image", 0o666), ("roots", 0o600), ("read", 0o644)] {
+            std::fs::write(folder.path().join(name), vec![0; 1 << 20]).unwrap();
+            set(&folder.path().join(name), mode);
+        }
+        set(&closed, 0o700);
+        let duties = Duties {
+            account: Some(Account::find("nobody").unwrap()),
+            acts_for_it: false,
+            adds,
+            changes: false,
+            groups: false,
+            clones: false,
+            iopoll: false,
+            nvme: false,
+            exports: Vec::new(),
+            xen: None,
+            configuration: Some(folder.path().join("roots")),
+            state_dir: StateDir::open(Some(&folder.path().join("state"))).unwrap(),
+        };
+        let helper = Helper {
+            local: Local::new(false),
+            duties,
+            addresses: Arc::new(Addresses::look_up(&[], Sandbox::Off, (None, false)).unwrap()),
+            started: true,
+            remotes: BTreeSet::new(),
+            things: Arc::default(),
+            steps: Arc::default(),
+            look_ups: Arc::default(),
+        };
+        Some(Self { helper, folder })
+    }
+
+    fn path(&self, name: &str) -> Name {
+        self.folder.path().join(name).as_path().into()
+    }
+
+    fn fd(&self, name: &str, flags: OFlags) -> OwnedFd {
+        rustix::fs::open(self.folder.path().join(name), flags, Mode::empty()).unwrap()
+    }
+
+    /// What comes of a request, also on a line of its own.
+    fn ask(&mut self, request: HelperRequest, fd: Option<OwnedFd>) -> Result<HelperAnswer, String> {
+        let answered = self.helper.handle(request, fd).map_err(|error| in_full(&error))?;
+        let answer = match answered {
+            (HelperAnswer::Wait, Some(line)) => receive(&line).unwrap().0,
+            (answer, _) => answer,
+        };
+        match answer {
+            HelperAnswer::Refused { why, .. } => Err(why),
+            answer => Ok(answer),
+        }
+    }
+
+    #[track_caller]
+    fn refuses(&mut self, request: HelperRequest, fd: Option<OwnedFd>, words: &str) {
+        let asked = format!("{request:?}");
+        let said = self.ask(request, fd).expect_err(&asked);
+        assert!(said.contains(words), "{asked}: {said}");
+    }
+
+    fn open(&self, name: &str) -> HelperRequest {
+        let options = OpenOptions::new(Source::Path(self.folder.path().join(name)));
+        HelperRequest::Open(Box::new(Wanted::of(&options, false).unwrap()))
+    }
+
+    fn listen(&self, name: &str) -> HelperRequest {
+        HelperRequest::Listen { path: self.path(name), private: false, mode: 0o666, group: None }
+    }
+
+    fn overlay(&self, name: &str) -> HelperRequest {
+        HelperRequest::Overlay(Box::new(OverlayWanted {
+            path: self.path(name),
+            snapshot: self.path("snapshot"),
+            format: "qcow2".into(),
+            virtual_size: 1 << 20,
+            cluster_bits: 16,
+            direct: false,
+        }))
+    }
+}
+
+/// Images, sockets, paths and the configuration are what its user may reach.
+#[test]
+fn e37_what_has_a_name_is_reached_as_the_daemons_user() {
+    let Some(mut rig) = Rig::new(true) else { return };
+    rig.refuses(rig.open("roots"), None, "ermission");
+    let hidden = rig.open("closed/image");
+    assert!(rig.ask(hidden, None).is_err());
+    rig.refuses(rig.listen("socket"), None, "ermission");
+    assert!(!rig.folder.path().join("socket").exists());
+    rig.refuses(HelperRequest::Configuration, None, "ermission");
+    let hidden = rig.path("closed/image");
+    let Ok(HelperAnswer::Located(location)) = rig.ask(HelperRequest::Locate { path: hidden }, None)
+    else {
+        panic!("it says nothing")
+    };
+    assert!(matches!(location.identity(), FileIdentity::Path(_)), "{location:?}");
+    let holder = HelperRequest::Holder { path: rig.path("closed/image"), read_only: false };
+    assert!(matches!(rig.ask(holder, None), Ok(HelperAnswer::Holder(None))));
+    // What its user may not write is not opened for writing, whoever has a descriptor of it.
+    let file = rig.fd("read", OFlags::RDONLY);
+    let request = HelperRequest::Writable { name: rig.path("read"), base: None };
+    assert!(rig.ask(request, Some(file)).is_err());
+    // A new image is made where its user may make one.
+    let (request, image) = (rig.overlay("read"), rig.fd("read", OFlags::RDWR));
+    assert!(rig.ask(request, Some(image)).is_err());
+    assert!(!rig.folder.path().join("snapshot").exists());
+    rig.refuses(rig.overlay("read"), Some(rig.fd("read", OFlags::RDONLY)), "open for writing");
+}
+
+/// What is kept of a disk is given to who can write its image, and by numbers there is only what was made for this
+/// daemon.
+#[test]
+fn e38_states_and_files_are_those_of_this_daemon() {
+    let Some(mut rig) = Rig::new(true) else { return };
+    let cached = HelperRequest::State { cached: true };
+    rig.refuses(cached, Some(rig.fd("read", OFlags::RDONLY)), "open for writing");
+    let request = HelperRequest::StateOfExport { name: Path::new("nbd:unix:/n").into() };
+    rig.refuses(request, None, "no such export");
+    let none = || HelperRequest::StateFollows { number: 9 };
+    rig.refuses(none(), Some(rig.fd("read", OFlags::RDWR)), "no such state");
+    rig.refuses(none(), Some(rig.fd("read", OFlags::RDONLY)), "open for writing");
+    rig.refuses(HelperRequest::StateSettled { number: 9, follows: true }, None, "no such state");
+    rig.refuses(HelperRequest::Stateless { number: 9 }, None, "no such state");
+    rig.refuses(HelperRequest::NameOverlay { number: 9 }, None, "no image 9");
+    rig.refuses(HelperRequest::EndOverlay { number: 9, kept: true }, None, "no image 9");
+    rig.refuses(HelperRequest::Remove { number: 9 }, None, "no file 9");
+    assert!(rig.ask(HelperRequest::Keep { number: 9 }, None).is_ok(), "there is nothing to keep");
+    // The page is named after the image, and is root's.
+    let image = Some(rig.fd("read", OFlags::RDWR));
+    let Ok(HelperAnswer::State { number }) = rig.ask(HelperRequest::State { cached: true }, image)
+    else {
+        panic!("there is no page")
+    };
+    let pages = std::fs::read_dir(rig.folder.path().join("state")).unwrap();
+    let pages: Vec<_> = pages.map(|page| page.unwrap()).collect();
+    let inode = rig.folder.path().join("read").metadata().unwrap().ino();
+    assert_eq!(pages.len(), 1);
+    assert!(pages[0].file_name().to_string_lossy().contains(&format!("-{inode:x}-")));
+    let meta = pages[0].metadata().unwrap();
+    assert_eq!((meta.uid(), meta.mode() & 0o777), (0, 0o600));
+    assert!(rig.ask(HelperRequest::Stateless { number }, None).is_ok());
+}
+
+/// A daemon to which no disks are added has all that it needs.
+#[test]
+fn e39_who_adds_no_disks_opens_nothing_after_the_start() {
+    let Some(mut rig) = Rig::new(false) else { return };
+    let without = "started without --control";
+    rig.refuses(rig.open("read"), None, without);
+    rig.refuses(rig.listen("socket"), None, without);
+    rig.refuses(rig.overlay("read"), Some(rig.fd("read", OFlags::RDWR)), without);
+    let request = HelperRequest::Writable { name: rig.path("read"), base: None };
+    rig.refuses(request, Some(rig.fd("read", OFlags::RDONLY)), without);
+    // It cannot go back to before the start.
+    assert!(rig.ask(HelperRequest::Started, None).is_ok());
+    assert!(rig.helper.account().is_some());
+}
