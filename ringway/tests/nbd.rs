@@ -8,6 +8,7 @@ use ringway_testkit::{Mounted, Need, Rng, skip};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::{Command, Output};
+use std::time::Duration;
 
 const MIB: usize = 1 << 20;
 
@@ -546,5 +547,26 @@ fn a_port_stays_open_when_its_only_export_gets_another_name() {
         let Some(info) = json(dir, "nbdinfo", &["--json", &at]) else { return };
         assert_eq!(info["exports"][0]["export-size"], MIB as u64, "{info}");
     }
+    daemon.stop();
+}
+
+/// Nobody wants to hear of slow requests: what overlaps a write that is older than a second waits for it all the same,
+/// as the client of that may be back, without the host knowing that it had gone.
+#[test]
+fn c53_old_writes_are_known_although_nobody_is_told_of_them() {
+    let dir = folder();
+    let dir = dir.path();
+    let args = ["null:1M,latency=12000ms", "--overdue", "0", "--listen", "unix:n.sock"];
+    let daemon = nbd(dir, &[&args[..], &["--connections", "2", "--export", "disk"]].concat());
+    let connect = || Client::new(UnixStream::connect(dir.join("n.sock")).unwrap(), STRUCTURED);
+    let (mut first, mut second) = (connect(), connect());
+    first.ask(c::WRITE, 0, 1, (0, 4096), &[1; 4096]);
+    // Three looks, and what a busy machine needs beside them.
+    std::thread::sleep(Duration::from_secs(5));
+    second.ask(c::READ, 0, 1, (0, 4096), &[]);
+    second.ask(c::READ, 0, 2, (65536, 4096), &[]);
+    assert_eq!(second.reply().unwrap().cookie, 2, "the first one does not wait");
+    assert_eq!(first.reply().unwrap().error, 0);
+    assert_eq!(second.reply().unwrap().cookie, 1);
     daemon.stop();
 }

@@ -311,10 +311,7 @@ impl Daemon {
         let control = control.map(|control| control.run(&disks)).transpose();
         let metrics = metrics.map(|metrics| metrics.run(&disks)).transpose();
         let pulse = Pulse::default();
-        let watchdog = match overdue {
-            Duration::ZERO => None,
-            limit => Some(Watchdog::start(&disks, limit, pulse.clone())?),
-        };
+        let watchdog = Watchdog::start(&disks, overdue, pulse.clone())?;
         let served = launched.and_then(|()| wait(&disks, &stop, stays, &|| pulse.tell(&notify)));
         deadline::begin(&disks, name.is_some())?;
         notify.stopping();
