@@ -417,12 +417,12 @@ mod tests {
             (SpawnerRequest::Again { number: 1, files: ServedFiles::default() }, "no disk 1"),
             (SpawnerRequest::End { number: 1 }, "no disk 1"),
         ];
-        assert!(serving.handle(SpawnerRequest::Started).is_ok());
+        assert!(serving.handle(SpawnerRequest::Started, None).is_ok());
         for (request, words) in requests {
-            let error = serving.handle(request).unwrap_err().to_string();
+            let error = serving.handle(request, None).unwrap_err().to_string();
             assert!(error.contains(words), "{error}");
         }
-        assert!(serving.handle(SpawnerRequest::Forget { number: 1 }).is_ok());
+        assert!(serving.handle(SpawnerRequest::Forget { number: 1 }, None).is_ok());
         assert!(serving.known.is_empty() && serving.forgotten.is_empty());
     }
 }

@@ -68,7 +68,9 @@ impl Rig {
         let helper = Helper {
             local: Local::new(false),
             duties,
-            addresses: Arc::new(Addresses::look_up(&[], Sandbox::Off, (None, false)).unwrap()),
+            addresses: Arc::new(
+                Addresses::look_up(&[], |_| false, Sandbox::Off, (None, false)).unwrap(),
+            ),
             started: true,
             remotes: BTreeSet::new(),
             things: Arc::default(),
@@ -108,7 +110,7 @@ impl Rig {
 
     fn open(&self, name: &str) -> HelperRequest {
         let options = OpenOptions::new(Source::Path(self.folder.path().join(name)));
-        HelperRequest::Open(Box::new(Wanted::of(&options, false).unwrap()))
+        HelperRequest::Open(Box::new(Wanted::of(&options, (false, false)).unwrap()))
     }
 
     fn listen(&self, name: &str) -> HelperRequest {
