@@ -32,6 +32,7 @@ mod arena;
 mod bounce;
 mod detours;
 mod dispatch;
+mod erases;
 mod held;
 mod hold;
 mod issue;
@@ -43,6 +44,7 @@ mod scheduled;
 mod setup;
 mod slots;
 mod slow_path;
+mod syncs;
 mod watcher;
 
 use crate::locks::Outliving;

@@ -22,12 +22,13 @@ mod sync;
 use super::bounce::{Bounce, beginning_of, rest_of};
 use super::detours::DetourWatch;
 use super::dispatch::Dispatch;
+use super::erases::Erases;
 use super::held::Held;
 use super::slots::{Finished, Stage};
+use super::syncs::Syncs;
 use crate::choices::{Alignment, CacheMode};
 use crate::disk::Disk;
 use behind::BehindLate;
-use erase::Erases;
 use ringway_aio::{Engine, IoOp};
 use ringway_core::sync_turn::Sleeper;
 use ringway_core::{Op, Status};
@@ -35,7 +36,6 @@ use ringway_image::ImageClient;
 use std::collections::VecDeque;
 use std::io;
 use std::sync::Arc;
-use sync::Syncs;
 
 /// What requests that are not one plain operation go through.
 ///

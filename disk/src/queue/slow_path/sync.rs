@@ -9,64 +9,13 @@
 
 use super::SlowPath;
 use super::finish::has_lost;
-use crate::disk::Disk;
 use crate::queue::dispatch::Dispatch;
 use crate::queue::slots::{Finished, Stage};
+use crate::queue::syncs::NEVER;
 use ringway_aio::{Engine, IoOp};
 use ringway_core::sync_turn::{SyncTurn, pause_before_sync};
 use ringway_core::{ByteRange, Status};
-use std::collections::VecDeque;
 use std::sync::atomic::Ordering::SeqCst;
-
-/// No time at which anything is due.
-const NEVER: u64 = u64::MAX;
-
-/// What a queue has to do with syncs of its disk.
-///
-/// # Invariants
-/// 1. `joined` holds tags of slots in flight of which nothing is with the engine, and the syncs that they wait for,
-///    in their order.
-#[derive(Debug)]
-pub(crate) struct Syncs {
-    joined: VecDeque<(u16, u64)>,
-    /// The slot in which the sync is under way, if this queue has the turn.
-    owner: Option<u16>,
-    /// When that is begun again, in the disk's time.
-    again_ns: u64,
-}
-
-impl Syncs {
-    /// For a queue of `depth` slots. Allocates; call at start only.
-    pub(super) fn new(depth: u16) -> Self {
-        let joined = VecDeque::with_capacity(depth.into());
-        Self { joined, owner: None, again_ns: NEVER }
-    }
-
-    /// True if some wait for a sync.
-    pub(super) fn waits(&self) -> bool {
-        !self.joined.is_empty()
-    }
-
-    /// True if [`SlowPath::tend_syncs`] may have something to do.
-    #[inline]
-    pub(crate) fn has_some(&self) -> bool {
-        !self.joined.is_empty() || self.again_ns != NEVER
-    }
-
-    /// When to look at them although nothing rings, in the disk's time.
-    pub(crate) fn due_ns(&self) -> u64 {
-        self.again_ns
-    }
-
-    /// Nobody will hear how the sync ends that this queue has begun, if it has.
-    pub(crate) fn abandon(&mut self, disk: &Disk) {
-        if self.owner.take().is_some() {
-            // If the host tells of a loss, it has told it here.
-            disk.flush_has_failed();
-            disk.turn.end();
-        }
-    }
-}
 
 impl SlowPath {
     /// Makes durable what was done, for a request that is answered then.
@@ -90,7 +39,7 @@ impl SlowPath {
     }
 
     /// Answers those whose sync has ended, and begins the next one if it is nobody's turn. Once a turn while
-    /// [`Syncs::has_some`].
+    /// `Syncs::has_some`.
     #[cold]
     pub(crate) fn tend_syncs<C, E: Engine>(&mut self, d: &mut Dispatch<'_, C, E>) {
         if self.syncs.again_ns != NEVER && self.syncs.again_ns <= d.issuer.disk.now() {
