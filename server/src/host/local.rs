@@ -131,10 +131,10 @@ pub(super) fn listen(path: &Path, access: Access) -> anyhow::Result<(UnixListene
 #[derive(Debug)]
 pub(super) struct OwnFile {
     pub(super) path: PathBuf,
-    /// Its folder. That may have another place by the end, and somebody may have put another one there: whoever may
-    /// write the folders above must not have other files go, with rights that are not his.
-    folder: OwnedFd,
-    /// File system and inode: what has the name at the end may be somebody else's.
+    /// File system and inode of its folder: somebody may have put another one there by the end, and who may write the
+    /// folders above must not have other files go, with rights that are not his.
+    folder: (u64, u64),
+    /// And its own: what has the name at the end may be somebody else's.
     identity: (u64, u64),
     kept: bool,
 }
@@ -145,10 +145,9 @@ impl OwnFile {
         // A later change of the working folder would not matter.
         let path = std::path::absolute(path)?;
         let vanished = || format!("{}: it has vanished", path.display());
-        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        let folder = path.parent().unwrap_or(&path);
-        let folder = openat(CWD, folder, flags, Mode::empty()).with_context(vanished)?;
-        let identity = identity(&folder, &path).with_context(vanished)?;
+        let open = folder_of(&path).with_context(vanished)?;
+        let folder = identity(&open, Path::new("")).with_context(vanished)?;
+        let identity = identity(&open, &path).with_context(vanished)?;
         Ok(Self { path, folder, identity, kept: false })
     }
 
@@ -157,17 +156,22 @@ impl OwnFile {
         self.kept = true;
     }
 
-    /// Removes it, unless another one has its name.
+    /// Removes it, unless it has gone already.
     pub(super) fn remove(mut self) -> anyhow::Result<()> {
         self.kept = true;
         self.unlink().with_context(|| self.path.display().to_string())
     }
 
     fn unlink(&self) -> io::Result<()> {
-        if identity(&self.folder, &self.path).is_ok_and(|now| now == self.identity) {
-            unlinkat(&self.folder, name(&self.path), AtFlags::empty())?;
+        let folder = folder_of(&self.path)?;
+        let there = match identity(&folder, &self.path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+            there => there?,
+        };
+        if (identity(&folder, Path::new(""))?, there) != (self.folder, self.identity) {
+            return Err(io::Error::other("another file has its name by now"));
         }
-        Ok(())
+        Ok(unlinkat(&folder, name(&self.path), AtFlags::empty())?)
     }
 }
 
@@ -180,8 +184,16 @@ impl Drop for OwnFile {
     }
 }
 
+/// What is looked at in it and removed from it is in one folder, whatever becomes of its path.
+fn folder_of(path: &Path) -> io::Result<OwnedFd> {
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    Ok(openat(CWD, path.parent().unwrap_or(path), flags, Mode::empty())?)
+}
+
+/// Of a file in a folder, or without a name of the folder.
 fn identity(folder: &OwnedFd, path: &Path) -> io::Result<(u64, u64)> {
-    let stat = statat(folder, name(path), AtFlags::SYMLINK_NOFOLLOW)?;
+    let flags = AtFlags::SYMLINK_NOFOLLOW | AtFlags::EMPTY_PATH;
+    let stat = statat(folder, name(path), flags)?;
     Ok((stat.st_dev, stat.st_ino))
 }
 
@@ -208,13 +220,20 @@ mod tests {
         std::fs::rename(at("here"), at("there")).unwrap();
         symlink("other", at("here")).unwrap();
         std::fs::hard_link(at("there/file"), at("other/file")).unwrap();
-        ours.remove().unwrap();
-        assert!(!at("there/file").exists() && at("other/file").exists());
+        assert!(ours.remove().is_err());
+        assert!(at("other/file").exists());
         // What has its name by now is somebody else's.
         let ours = OwnFile::new(&at("other/file")).unwrap();
         std::fs::write(at("new"), "not ours").unwrap();
         std::fs::rename(at("new"), at("other/file")).unwrap();
         drop(ours);
         assert_eq!(std::fs::read(at("other/file")).unwrap(), b"not ours");
+        let ours = OwnFile::new(&at("other/file")).unwrap();
+        ours.remove().unwrap();
+        assert!(!at("other/file").exists());
+        std::fs::write(at("other/file"), "ours").unwrap();
+        let ours = OwnFile::new(&at("other/file")).unwrap();
+        std::fs::remove_file(at("other/file")).unwrap();
+        assert!(ours.remove().is_ok(), "it has gone");
     }
 }
