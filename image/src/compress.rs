@@ -1,38 +1,41 @@
 //! Clusters made smaller.
 
 use crate::header::Compression;
-use ruzstd::encoding::{CompressionLevel, compress};
 use zlib_rs::{DeflateConfig, ReturnCode, compress_slice};
+use zstd_safe::CCtx;
 
 /// What QEMU compresses with and expects: raw deflate with a window of 4 KiB. Others may keep no more
 /// of what they have unpacked.
 const WINDOW_BITS: i32 = -12;
 
-/// Compresses clusters, and keeps the memory for what comes of it.
+/// The level of zstd that QEMU compresses with.
+const ZSTD_LEVEL: i32 = 3;
+
+/// Compresses clusters, and keeps the memory for it.
 pub(crate) struct Compressor {
     kind: Compression,
+    zstd: CCtx<'static>,
     packed: Vec<u8>,
 }
 
 impl Compressor {
     pub(crate) fn new(kind: Compression) -> Self {
-        Self { kind, packed: Vec::new() }
+        Self { kind, zstd: CCtx::create(), packed: Vec::new() }
     }
 
     /// The cluster compressed; `None` if that makes it no smaller.
     pub(crate) fn cluster(&mut self, bytes: &[u8]) -> Option<&[u8]> {
+        // One that would not be smaller does not fit.
+        self.packed.resize(bytes.len() - 1, 0);
         match self.kind {
             Compression::Zlib => {
-                // One that would not be smaller does not fit.
-                self.packed.resize(bytes.len() - 1, 0);
                 let config = DeflateConfig { window_bits: WINDOW_BITS, ..DeflateConfig::default() };
                 let (packed, code) = compress_slice(&mut self.packed, bytes, config);
                 (code == ReturnCode::Ok).then_some(&*packed)
             }
             Compression::Zstd => {
-                self.packed.clear();
-                compress(bytes, &mut self.packed, CompressionLevel::Fastest);
-                (self.packed.len() < bytes.len()).then_some(&self.packed)
+                let packed = self.zstd.compress(&mut self.packed[..], bytes, ZSTD_LEVEL).ok()?;
+                self.packed.get(..packed)
             }
         }
     }

@@ -2,7 +2,7 @@
 
 use crate::file::BlockFile;
 use crate::layout::corrupt;
-use std::io::{self, Read};
+use std::io;
 
 /// How many clusters are kept: readers of a compressed image ask for each several times.
 const KEPT: usize = 8;
@@ -65,8 +65,14 @@ impl Decompressor {
 pub(crate) fn unpacked(bytes: &[u8], len: usize, zstd: bool) -> io::Result<Vec<u8>> {
     let mut cluster = vec![0; len];
     if zstd {
-        let mut decoder = ruzstd::decoding::StreamingDecoder::new(bytes).map_err(|_| corrupt())?;
-        decoder.read_exact(&mut cluster).map_err(|_| corrupt())?;
+        // Something else may lie behind its frame.
+        let frame = zstd_safe::find_frame_compressed_size(bytes).map_err(|_| corrupt())?;
+        let frame = bytes.get(..frame).ok_or_else(corrupt)?;
+        // No more is unpacked than there is room for, whatever the frame says.
+        let unpacked = zstd_safe::decompress(&mut cluster[..], frame).map_err(|_| corrupt())?;
+        if unpacked != len {
+            return Err(corrupt());
+        }
     } else {
         let parts = std::iter::once(bytes);
         let unpacked =
@@ -76,4 +82,50 @@ pub(crate) fn unpacked(bytes: &[u8], len: usize, zstd: bool) -> io::Result<Vec<u
         }
     }
     Ok(cluster)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// One block of so many sequences, each of a literal and a match of 131,074 bytes (RFC 8878): all codes
+    /// are the same, and the bits of each length are ones.
+    fn frame(sequences: u16) -> Vec<u8> {
+        let literals = 0b1101 | u32::from(sequences) << 4;
+        let mut block = literals.to_le_bytes()[..3].to_vec();
+        block.push(b'A');
+        block.extend([
+            (sequences >> 8) as u8 | 0x80,
+            (sequences & 0xff) as u8,
+            0b0101_0100,
+            1,
+            0,
+            52,
+        ]);
+        block.resize(block.len() + 2 * usize::from(sequences), 0xff);
+        block.push(1);
+        let header = 0b101 | u32::try_from(block.len()).unwrap() << 3;
+        [&[0x28, 0xb5, 0x2f, 0xfd, 0, 11 << 3], &header.to_le_bytes()[..3], &block].concat()
+    }
+
+    /// A cluster of 128 KiB could take gigabytes of memory.
+    #[test]
+    fn a_frame_with_more_than_a_cluster_is_refused() {
+        let bomb = frame(256);
+        assert!(bomb.len() < 1024, "it is to be 33 MB");
+        for len in [512, 1 << 16, 1 << 21] {
+            assert_eq!(unpacked(&bomb, len, true).unwrap_err().raw_os_error(), Some(libc::EIO));
+        }
+    }
+
+    #[test]
+    fn a_frame_with_less_than_a_cluster_is_refused() {
+        let mut packed = vec![0; 1024];
+        let bytes = zstd_safe::compress(&mut packed[..], &[7; 511], 3).unwrap();
+        assert_eq!(unpacked(&packed[..bytes], 511, true).unwrap(), [7; 511]);
+        for len in [512, 510] {
+            assert!(unpacked(&packed[..bytes], len, true).is_err());
+        }
+        assert!(unpacked(&packed[..bytes - 1], 511, true).is_err());
+    }
 }
