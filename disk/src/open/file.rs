@@ -48,13 +48,12 @@ pub(super) fn permission(path: &Path, read_only: bool) -> OpenError {
     OpenError::Permission {
         path: path.into(),
         mode: if read_only { "reading" } else { "reading and writing" },
-        hint: if rustix::process::geteuid().is_root() {
-            "This is root: its file system is read-only, or a cgroup or a capability that was taken away forbids \
-             it. Of a systemd unit see DeviceAllow=, ReadWritePaths= and CapabilityBoundingSet="
-        } else if read_only {
-            "Run as a user who may read it"
+        hint: if read_only {
+            "Run as a user who may read it. If this is root, its cgroup (systemd: DeviceAllow=) or a capability that \
+             was taken away forbids it"
         } else {
-            "Run as a user who may write it, or use `serve --read-only`"
+            "Run as a user who may write it, or use `serve --read-only`. If this is root, its cgroup (systemd: \
+             DeviceAllow=, ReadWritePaths=) or a capability that was taken away forbids it"
         },
     }
 }
