@@ -91,17 +91,11 @@ mod tests {
     /// One block of so many sequences, each of a literal and a match of 131,074 bytes (RFC 8878): all codes
     /// are the same, and the bits of each length are ones.
     fn frame(sequences: u16) -> Vec<u8> {
+        let [high, low] = sequences.to_be_bytes();
         let literals = 0b1101 | u32::from(sequences) << 4;
         let mut block = literals.to_le_bytes()[..3].to_vec();
         block.push(b'A');
-        block.extend([
-            (sequences >> 8) as u8 | 0x80,
-            (sequences & 0xff) as u8,
-            0b0101_0100,
-            1,
-            0,
-            52,
-        ]);
+        block.extend([high | 0x80, low, 0b0101_0100, 1, 0, 52]);
         block.resize(block.len() + 2 * usize::from(sequences), 0xff);
         block.push(1);
         let header = 0b101 | u32::try_from(block.len()).unwrap() << 3;
