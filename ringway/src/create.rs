@@ -21,7 +21,7 @@ Examples:
   ringway create disk.img --size 10G                       a raw image
   ringway create disk.qcow2 --size 10G                     a qcow2 image
   ringway create vm7.qcow2 --backing base.qcow2            a clone, in a moment
-  ringway create -f qcow2 -b base.qcow2 -F qcow2 vm7.qcow2 the same, as qemu-img says it
+  ringway create -f qcow2 -b base.qcow2 vm7.qcow2          as qemu-img says it
   ringway create vm7.qcow2 --backing debian.raw --size 40G and larger than that
   ringway create vm7 --format qcow2 --backing base --backing-format raw
 

@@ -37,7 +37,7 @@ impl BehindLate {
     }
 
     /// How many, from the first one on, have to look at the list, which has changed so often.
-    pub(super) fn to_look_since(&mut self, changes: u64) -> usize {
+    pub(super) fn due_since(&mut self, changes: u64) -> usize {
         if changes != self.changes {
             (self.changes, self.to_look) = (changes, self.tags.len());
         }

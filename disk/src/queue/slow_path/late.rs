@@ -21,7 +21,7 @@ impl SlowPath {
         if self.behind_late.is_empty() {
             return;
         }
-        let to_look = self.behind_late.to_look_since(d.issuer.disk.late.changes());
+        let to_look = self.behind_late.due_since(d.issuer.disk.late.changes());
         for _ in 0..to_look.min(budget) {
             let Some(tag) = self.behind_late.pop() else { break };
             self.end_wait_for_late(d, tag);

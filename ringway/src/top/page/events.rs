@@ -53,7 +53,7 @@ mod tests {
             ("a.img", "3 waiting; write: No space left on device")
         );
         let done = json!({
-            "event": "reloaded", "added": ["b.img"], "removed": [], "limited": ["a.img", "c.img"],
+            "event": "reloaded", "added": ["b.img"], "removed": [], "deleted": [], "dry_run": false, "limited": ["a.img", "c.img"],
             "policies": [], "unchanged": 1, "left": [], "failed": [],
         });
         let logged = entry(done);
