@@ -76,6 +76,8 @@ pub struct Image {
     mailbox: Arc<Mailbox>,
     /// Its journal, and the mark that its header has of that; 0 if it has none.
     entries: Option<(Arc<Journal>, Arc<AtomicU64>)>,
+    /// Entries are in the journal and not in the file.
+    deferred: Arc<AtomicBool>,
     thread: Mutex<Thread>,
 }
 
@@ -196,7 +198,6 @@ impl Image {
             if let Some(left) = left {
                 let words: BTreeMap<u64, u64> = left.entries().into_iter().collect();
                 layers.top().defer(&words.into_iter().collect::<Vec<_>>());
-                mailbox.deferred.store(!left.is_empty(), SeqCst);
                 entries = Some((Arc::clone(left), Arc::new(AtomicU64::new(left.go_on(mark)))));
                 refcounts.loose.go_on(left);
                 let unused = unused(layers.top(), &mut refcounts, left.loose());
@@ -226,6 +227,7 @@ impl Image {
             skips_middle: Arc::default(),
             mailbox: Arc::new(mailbox),
             entries,
+            deferred: map.layers.top().has_deferred(),
             thread: Mutex::new(Thread::Waits(Box::new(Work::new(map, writer)))),
         })
     }

@@ -5,6 +5,8 @@ use crate::kept::Kept;
 use crate::layout::{COPIED, Entry, OFFSET, Shape, corrupt, words};
 use std::collections::{BTreeMap, HashSet};
 use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 
 /// So much memory for L2 tables of one file, in bytes, or two of them.
 const CACHE: u64 = 1 << 20;
@@ -67,6 +69,9 @@ pub(crate) struct Tables {
     kept: Kept<Box<[u64]>>,
     /// L2 entries by cluster that are not in the file, and count instead of what is there.
     deferred: BTreeMap<u64, u64>,
+    /// Whether there are any, for others: set before a word of the disk's table says where a cluster is by such an entry,
+    /// and cleared once the file says so, too.
+    has_deferred: Arc<AtomicBool>,
 }
 
 impl Tables {
@@ -91,6 +96,7 @@ impl Tables {
             l1: words(&bytes).collect(),
             kept: Kept::new(CACHE, shape.cluster()),
             deferred: BTreeMap::new(),
+            has_deferred: Arc::default(),
         })
     }
 
@@ -179,6 +185,7 @@ impl Tables {
     /// Gives clusters these entries, without writing them: [`Tables::write_all`] has to, at some time. Their
     /// tables are there and this file's alone.
     pub(crate) fn defer(&mut self, entries: &[(u64, u64)]) {
+        self.has_deferred.fetch_or(!entries.is_empty(), SeqCst);
         for &(cluster, word) in entries {
             let (index, within) = self.shape.split(cluster);
             debug_assert!(self.l1[index] & COPIED != 0, "a shared table is copied first");
@@ -194,9 +201,15 @@ impl Tables {
         &self.deferred
     }
 
+    /// Whether there are any, for whoever makes the file durable beside the image's thread.
+    pub(crate) fn has_deferred(&self) -> Arc<AtomicBool> {
+        Arc::clone(&self.has_deferred)
+    }
+
     /// Those that were deferred are in the file now, but for these.
     pub(crate) fn keep_deferred(&mut self, unwritten: &Unwritten) {
         self.deferred.retain(|&at, _| unwritten.is_kept(at) || unwritten.is_unknown(at));
+        self.has_deferred.store(!self.deferred.is_empty(), SeqCst);
     }
 
     /// Clusters of the file that its tables still name for clusters of the disk whose entries are deferred.

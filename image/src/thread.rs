@@ -64,8 +64,6 @@ pub(crate) struct Mailbox {
     /// One at a time: whoever gives it waits.
     pub(crate) task: Mutex<Option<Task>>,
     pub(crate) failure: Arc<Failure>,
-    /// Entries are in the journal and not in the file.
-    pub(crate) deferred: AtomicBool,
 }
 
 impl Mailbox {
@@ -248,7 +246,6 @@ impl Work {
             // What they lead to may be lost, and what the image held before is not.
             writer.end_journal();
         }
-        mailbox.deferred.store(Writer::has_deferred(&mut self.map), SeqCst);
     }
 
     /// Sleeps until something is asked; true if nothing was for so long that freed clusters may go

@@ -13,7 +13,7 @@ impl Image {
     #[inline]
     #[must_use]
     pub fn has_deferred(&self) -> bool {
-        self.mailbox.deferred.load(SeqCst)
+        self.deferred.load(SeqCst)
     }
 
     /// Has entries that wait for a flush be in the file, though not durably. Waits for the image's thread.

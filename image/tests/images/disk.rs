@@ -76,7 +76,7 @@ pub(crate) fn replayed_by(
 }
 
 /// Memory of a request.
-fn memory(bytes: &mut [u8]) -> Segments {
+pub(crate) fn memory(bytes: &mut [u8]) -> Segments {
     let mut segments = Segments::with_capacity(4);
     // Guests' memory is seldom in one piece.
     let (one, other) = bytes.split_at_mut(bytes.len() / 3);
@@ -224,14 +224,15 @@ impl TestDisk {
         false
     }
 
-    fn ask(&mut self, tag: u16, op: Op, range: ByteRange, list: &Segments, skip: u64) {
+    /// Whoever asks keeps the list and its memory until it has waited for the answer.
+    pub(crate) fn ask(&mut self, tag: u16, op: Op, range: ByteRange, list: &Segments, skip: u64) {
         let ask = Ask { tag, op, range, memory: list, skip };
         // SAFETY: callers keep list and memory until they have waited for the answer.
         unsafe { self.client.ask(ask) }.unwrap();
     }
 
     /// The next answer.
-    fn wait(&mut self) -> Answer {
+    pub(crate) fn wait(&mut self) -> Answer {
         loop {
             if let Some(answer) = self.client.take().expect("the thread lives") {
                 return answer;

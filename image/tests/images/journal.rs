@@ -1,12 +1,12 @@
 //! Entries that wait for a flush: who is killed leaves them in a journal, and whoever comes next finds them, or
 //! is told that they are lost.
 
-use crate::disk::{Change, TestDisk, journal, replayed_by};
+use crate::disk::{Change, TestDisk, journal, memory, replayed_by};
 use crate::power_cuts::checked;
 use crate::qemu;
-use crate::record::{Event, NoRoom, Record, fail_next_sync};
-use ringway_core::Op;
-use ringway_image::{Format, Header, NewImage, Replayed};
+use crate::record::{Event, Hold, NoRoom, Record, fail_next_sync};
+use ringway_core::{ByteRange, Op};
+use ringway_image::{Format, Header, NewImage, Place, Replayed};
 use ringway_testkit::Rng;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -63,6 +63,40 @@ fn a_first_write_is_one_write_until_the_guest_flushes() {
     assert_eq!(events(&record), (1, 2), "the data durable, all entries, all durable");
     disk.flush();
     assert_eq!(events(&record), (0, 1));
+}
+
+/// Another queue writes by the word of an entry that is not in the file, and flushes: it has to be told of that entry
+/// from when it finds the word, and not once the batch is answered.
+#[test]
+fn c66_an_entry_is_told_of_before_anybody_goes_by_it() {
+    let (_folder, path, file, journal) = overlay();
+    let (mut disk, _) = TestDisk::open_with_journal(&path, 1, &journal);
+    (0..2).for_each(|cluster| disk.write(cluster * CLUSTER, &[1; 512]));
+    disk.flush();
+    let word = |at| {
+        let mut word = [0; 8];
+        file.read_exact_at(&mut word, at).unwrap();
+        u64::from_be_bytes(word)
+    };
+    let l2 = word(word(40)) << 8 >> 8;
+    let (mut old, mut new) = (vec![2; 512], vec![3; CLUSTER as usize]);
+    let lists = [memory(&mut old), memory(&mut new), memory(&mut [])];
+    // What follows is one batch, because the thread is at something that leaves no entry.
+    let data = Hold::of(&file);
+    disk.ask(0, Op::WriteZeroes, ByteRange::new(0, 512).unwrap(), &lists[0], 0);
+    data.reached();
+    let range = ByteRange::new(2 * CLUSTER, CLUSTER).unwrap();
+    disk.ask(1, Op::Write, range, &lists[1], 0);
+    disk.ask(2, Op::Flush, ByteRange::default(), &lists[2], 0);
+    let tables = Hold::within(&file, l2..l2 + CLUSTER);
+    drop(data);
+    tables.reached();
+    let place = disk.image.place(range, true);
+    assert!(matches!(place, Place::Direct { file: 0, .. }), "{place:?}");
+    assert!(disk.image.has_deferred(), "a flush would not ask for the entry");
+    drop(tables);
+    assert!((0..3).all(|_| disk.wait().result >= 0));
+    assert!(!disk.image.has_deferred());
 }
 
 #[test]

@@ -255,23 +255,28 @@ fn is_full(fd: i32, at: i64) -> bool {
     full.iter().any(|full| full.0 == key && full.1.contains(&(at as u64)))
 }
 
-/// Files whose next write of the image's thread waits, and whether one does.
-static HOLDS: Mutex<Vec<(Key, bool)>> = Mutex::new(Vec::new());
+/// Files of which a part is written by the image's thread only later, and whether such a write waits.
+static HOLDS: Mutex<Vec<(Key, Range<u64>, bool)>> = Mutex::new(Vec::new());
 static HOLD_CHANGED: Condvar = Condvar::new();
 
-/// The next write of the image's thread to a file waits until it is dropped.
-pub(crate) struct Hold(Key);
+/// The next write of the image's thread to a file, or to a part of it, waits until it is dropped.
+pub(crate) struct Hold(Key, Range<u64>);
 
 impl Hold {
     pub(crate) fn of(file: &File) -> Self {
-        HOLDS.lock().unwrap().push((key(file), false));
-        Self(key(file))
+        Self::within(file, 0..u64::MAX)
+    }
+
+    /// Of writes that begin there.
+    pub(crate) fn within(file: &File, range: Range<u64>) -> Self {
+        HOLDS.lock().unwrap().push((key(file), range.clone(), false));
+        Self(key(file), range)
     }
 
     /// Returns once a write waits.
     pub(crate) fn reached(&self) {
         let mut holds = HOLDS.lock().unwrap();
-        while !holds.contains(&(self.0, true)) {
+        while !holds.contains(&(self.0, self.1.clone(), true)) {
             let waited = HOLD_CHANGED.wait_timeout(holds, Duration::from_secs(60)).unwrap();
             assert!(!waited.1.timed_out(), "nothing is written");
             holds = waited.0;
@@ -281,13 +286,15 @@ impl Hold {
 
 impl Drop for Hold {
     fn drop(&mut self) {
-        HOLDS.lock().unwrap_or_else(PoisonError::into_inner).retain(|hold| hold.0 != self.0);
+        let mut holds = HOLDS.lock().unwrap_or_else(PoisonError::into_inner);
+        holds.retain(|hold| hold.0 != self.0 || hold.1 != self.1);
+        drop(holds);
         HOLD_CHANGED.notify_all();
     }
 }
 
-/// Waits as long as writes to a file are held.
-fn wait_if_held(fd: i32) {
+/// Waits as long as writes to that place of a file are held.
+fn wait_if_held(fd: i32, at: u64) {
     let mut holds = HOLDS.lock().unwrap_or_else(PoisonError::into_inner);
     // SAFETY: stat is a plain C struct for which zeroes are valid, and ours.
     let mut stat: libc::stat = unsafe { std::mem::zeroed() };
@@ -296,8 +303,8 @@ fn wait_if_held(fd: i32) {
         return;
     }
     let key = (stat.st_dev, stat.st_ino);
-    while let Some(hold) = holds.iter_mut().find(|hold| hold.0 == key) {
-        hold.1 = true;
+    while let Some(hold) = holds.iter_mut().find(|hold| hold.0 == key && hold.1.contains(&at)) {
+        hold.2 = true;
         HOLD_CHANGED.notify_all();
         holds = HOLD_CHANGED.wait(holds).unwrap_or_else(PoisonError::into_inner);
     }
@@ -439,7 +446,7 @@ unsafe extern "C" fn pwritev2(
         unsafe { *libc::__errno_location() = libc::EIO };
         return -1;
     }
-    wait_if_held(fd);
+    wait_if_held(fd, at as u64);
     if is_full(fd, at) {
         // SAFETY: this thread's own.
         unsafe { *libc::__errno_location() = libc::ENOSPC };
