@@ -1,6 +1,7 @@
 //! What images are based on: files that are only read, with one table for all images of a process that
 //! are based on them.
 
+use crate::budget::Budget;
 use crate::l2::Tables;
 use crate::layer::{Found, Layer, LayerFormat, Open, piece};
 use crate::layout::Shape;
@@ -35,11 +36,16 @@ struct Stack {
 impl Base {
     /// Reads what is needed to begin with, for images with clusters of 2 to the power of
     /// `cluster_bits` bytes. Nothing below what holds the whole disk is needed.
-    fn open(chain: Vec<Layer>, cluster_bits: u32, unit: u32) -> io::Result<Self> {
+    fn open(
+        chain: Vec<Layer>,
+        cluster_bits: u32,
+        unit: u32,
+        budget: &mut Budget,
+    ) -> io::Result<Self> {
         let (mut open, mut files, mut missing) = (Vec::new(), Vec::new(), None);
         for layer in chain.iter().cloned() {
             let file = u8::try_from(files.len()).map_err(io::Error::other)?;
-            let (layer, data) = Open::new(layer, file, unit)?;
+            let (layer, data) = Open::new(layer, file, unit, budget)?;
             files.push(data);
             missing = missing.or_else(|| layer.missing.clone());
             open.push(layer);
@@ -116,7 +122,22 @@ pub(crate) fn word(found: io::Result<Option<Found>>) -> Word {
 /// What images of this process are based on. Those that are based on the same files share them, their
 /// locks, and the table of what is where.
 #[derive(Debug, Default)]
-pub struct Bases(Mutex<Vec<(Key, Weak<Base>)>>);
+pub struct Bases(Mutex<Vec<(Key, Arc<Place>)>>);
+
+/// Where a base is once it is open. Who opens it has this, too, from when the list names it.
+#[derive(Debug, Default)]
+struct Place {
+    /// One opens it, and others wait that want the same one: nobody else does.
+    opening: Mutex<()>,
+    /// Held for no longer than a look.
+    base: Mutex<Weak<Base>>,
+}
+
+impl Place {
+    fn base(&self) -> MutexGuard<'_, Weak<Base>> {
+        self.base.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
 
 /// What makes two bases the same one.
 #[derive(Debug, PartialEq, Eq)]
@@ -164,6 +185,11 @@ impl Key {
         let layers = chain.iter().map(layer).collect::<io::Result<_>>()?;
         Ok(Self { cluster_bits, unit, layers })
     }
+
+    /// Whether a file is one of its layers.
+    fn has(&self, place: (u64, u64, u64)) -> bool {
+        self.layers.iter().any(|(file, ..)| file.place == place)
+    }
 }
 
 impl Bases {
@@ -175,14 +201,13 @@ impl Bases {
         let place = FileKey::of(file, 0)?.place;
         let list = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let mut images = 0;
-        for base in list.iter().filter_map(|(_, base)| base.upgrade()) {
-            let mut layers = base.chain.iter();
-            let has = |layer: &Layer| Ok(FileKey::of(&layer.file, 0)?.place == place);
-            if layers.by_ref().map(has).collect::<io::Result<Vec<_>>>()?.contains(&true) {
-                // An image and the layers of its thread have it each, and this function. One that is just being
-                // opened has it once.
-                images += (Arc::strong_count(&base) - 1).div_ceil(2);
-            }
+        for (_, at) in list.iter().filter(|(key, _)| key.has(place)) {
+            // Those that have it not yet, first: by the time that they leave they have it.
+            images += Arc::strong_count(at) - 1;
+            let base = at.base().upgrade();
+            // An image and the layers of its thread have it each, and this function. One that is just being opened has
+            // it once.
+            images += base.map_or(0, |base| (Arc::strong_count(&base) - 1).div_ceil(2));
         }
         Ok(images)
     }
@@ -196,19 +221,29 @@ impl Bases {
         chain: Vec<Layer>,
         cluster_bits: u32,
         unit: u32,
+        budget: &mut Budget,
     ) -> io::Result<Option<Arc<Base>>> {
         if chain.is_empty() {
             return Ok(None);
         }
         let key = Key::of(&chain, cluster_bits, unit)?;
         let mut list = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        list.retain(|(_, base)| base.strong_count() > 0);
-        let known = list.iter().find(|(other, _)| *other == key);
-        if let Some(base) = known.and_then(|(_, base)| base.upgrade()) {
+        // Nobody begins to open one while the list is locked.
+        list.retain(|(_, at)| Arc::strong_count(at) > 1 || at.base().strong_count() > 0);
+        let known = list.iter().find(|(other, _)| *other == key).map(|(_, at)| Arc::clone(at));
+        let at = known.unwrap_or_else(|| {
+            let at = Arc::<Place>::default();
+            list.push((key, Arc::clone(&at)));
+            at
+        });
+        // Files may be slow, or hang: only who wants the same ones waits for them.
+        drop(list);
+        let _opening = at.opening.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(base) = at.base().upgrade() {
             return Ok(Some(base));
         }
-        let base = Arc::new(Base::open(chain, cluster_bits, unit)?);
-        list.push((key, Arc::downgrade(&base)));
+        let base = Arc::new(Base::open(chain, cluster_bits, unit, budget)?);
+        *at.base() = Arc::downgrade(&base);
         Ok(Some(base))
     }
 }

@@ -14,6 +14,7 @@
 
 use crate::ask::Pulled;
 use crate::base::Bases;
+use crate::budget::Budget;
 use crate::decompress::Decompressor;
 use crate::file::BlockFile;
 use crate::format::Format;
@@ -146,7 +147,7 @@ impl Commit {
         barriers: bool,
     ) -> io::Result<Self> {
         let size = size_of(&middle);
-        let (middle, data) = Open::new(middle, 0, unit)?;
+        let (middle, data) = Open::new(middle, 0, unit, &mut Budget::default())?;
         if let Some(missing) = &middle.missing {
             return Err(io::Error::new(io::ErrorKind::InvalidData, missing.clone()));
         }

@@ -1,5 +1,6 @@
 //! One file of a chain, and what each place of its disk is.
 
+use crate::budget::Budget;
 use crate::chain::{Chain, ImageFile};
 use crate::decompress::Packed;
 use crate::file::BlockFile;
@@ -153,7 +154,12 @@ impl Open {
     ///
     /// # Errors
     /// What the host says, or what is wrong with it.
-    pub(crate) fn new(layer: Layer, file: u8, unit: u32) -> io::Result<(Self, Arc<File>)> {
+    pub(crate) fn new(
+        layer: Layer,
+        file: u8,
+        unit: u32,
+        budget: &mut Budget,
+    ) -> io::Result<(Self, Arc<File>)> {
         let (mut data, mut end, mut missing) = (Arc::clone(&layer.file), layer.file_bytes, None);
         let (bytes, tables) = match layer.format {
             LayerFormat::Raw => (end, None),
@@ -170,7 +176,7 @@ impl Open {
                     (data, end) = other;
                 }
                 let blocks = BlockFile::new(layer.file, unit);
-                missing = Missing::of(&blocks, &shape, layer.file_bytes, data_end)?
+                missing = Missing::of(&blocks, &shape, layer.file_bytes, data_end, budget)?
                     .map(|missing| format!("{}: {missing}", layer.name.display()));
                 (shape.size, Some(Tables::open(blocks, shape)?))
             }

@@ -1,6 +1,7 @@
 //! The files of a disk, top first, and what each place of the disk is in them.
 
 use crate::base::{Base, Bases};
+use crate::budget::Budget;
 use crate::decompress::Decompressor;
 use crate::file::BlockFile;
 use crate::l2::Tables;
@@ -54,12 +55,13 @@ impl Layers {
         let Some(first @ Layer { format: LayerFormat::Qcow2 { shape, .. }, .. }) = &first else {
             return Err(io::Error::other("the top of a chain must be qcow2"));
         };
-        let base = bases.open(below, shape.cluster_bits, unit)?;
+        let mut budget = Budget::default();
+        let base = bases.open(below, shape.cluster_bits, unit, &mut budget)?;
         let others = base.iter().flat_map(|base| base.files.iter().cloned());
         let mut files: Vec<_> = std::iter::once(Arc::clone(&first.file)).chain(others).collect();
         let apart = matches!(first.format, LayerFormat::Qcow2 { data: Some(_), .. });
         let data = if apart { u8::try_from(files.len()).map_err(io::Error::other)? } else { 0 };
-        let (top, data_file) = Open::new(first.clone(), data, unit)?;
+        let (top, data_file) = Open::new(first.clone(), data, unit, &mut budget)?;
         files.extend(apart.then_some(data_file));
         let blocks = files.iter().map(|file| BlockFile::new(Arc::clone(file), unit)).collect();
         let (own_end, decompressor) = (first.file_bytes, Decompressor::default());

@@ -44,6 +44,7 @@ mod aligned;
 mod ask;
 mod base;
 mod beneath;
+mod budget;
 mod builder;
 mod chain;
 mod check;

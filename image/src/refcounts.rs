@@ -5,6 +5,7 @@
 mod counts;
 mod metadata;
 
+use crate::budget::Budget;
 use crate::failure::Failure;
 use crate::file::BlockFile;
 use crate::journal::LooseClusters;
@@ -13,6 +14,7 @@ use crate::layout::{OFFSET, Shape, corrupt, words};
 use crate::read_at::cut_off;
 use counts::{count, set_count};
 pub(crate) use metadata::Metadata;
+use std::collections::HashSet;
 use std::io;
 use std::sync::Arc;
 
@@ -26,8 +28,13 @@ const TABLE_MAX: u64 = 1 << 20;
 /// the counts.
 ///
 /// # Errors
-/// What reading says.
-pub(crate) fn last_counted(file: &BlockFile, shape: &Shape, end: u64) -> io::Result<Option<u64>> {
+/// What reading says, or that it would be too much.
+pub(crate) fn last_counted(
+    file: &BlockFile,
+    shape: &Shape,
+    end: u64,
+    budget: &mut Budget,
+) -> io::Result<Option<u64>> {
     let bytes = u64::from(shape.refcount_table_clusters) << shape.cluster_bits;
     let mut table = vec![0; usize::try_from(bytes).map_err(io::Error::other)?];
     file.read_or_zero(&mut table, shape.refcount_table_offset)?;
@@ -38,12 +45,18 @@ pub(crate) fn last_counted(file: &BlockFile, shape: &Shape, end: u64) -> io::Res
     }
     let (order, mut block) = (shape.refcount_order, vec![0; 1 << shape.cluster_bits]);
     let per_block = (block.len() * 8) >> order;
+    let mut empty = HashSet::new();
     for (index, offset) in blocks.into_iter().rev() {
+        if empty.contains(&offset) {
+            continue;
+        }
+        budget.take(per_block as u64)?;
         file.read_table(&mut block, offset)?;
         let last = (0..per_block).rfind(|within| count(&block, order, *within) != 0);
         if let Some(within) = last {
             return Ok(Some(((index * per_block + within) as u64) << shape.cluster_bits));
         }
+        empty.insert(offset);
     }
     Ok(Some(0))
 }

@@ -3,6 +3,7 @@
 // Content is bytes of larger numbers.
 #![allow(clippy::cast_possible_truncation)]
 
+mod bases;
 mod commit;
 mod disk;
 mod entries;

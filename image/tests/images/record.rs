@@ -257,6 +257,8 @@ fn is_full(fd: i32, at: i64) -> bool {
 
 /// Files of which a part is written by the image's thread only later, and whether such a write waits.
 static HOLDS: Mutex<Vec<(Key, Range<u64>, bool)>> = Mutex::new(Vec::new());
+/// The part of a file that no write is of: its reads wait.
+const READS: Range<u64> = u64::MAX..u64::MAX;
 static HOLD_CHANGED: Condvar = Condvar::new();
 
 /// The next write of the image's thread to a file, or to a part of it, waits until it is dropped.
@@ -271,6 +273,11 @@ impl Hold {
     pub(crate) fn within(file: &File, range: Range<u64>) -> Self {
         HOLDS.lock().unwrap().push((key(file), range.clone(), false));
         Self(key(file), range)
+    }
+
+    /// Of all reads instead.
+    pub(crate) fn of_reads(file: &File) -> Self {
+        Self::within(file, READS)
     }
 
     /// Returns once a write waits.
@@ -293,8 +300,8 @@ impl Drop for Hold {
     }
 }
 
-/// Waits as long as writes to that place of a file are held.
-fn wait_if_held(fd: i32, at: u64) {
+/// Waits as long as writes to that place of a file are held, or without one its reads.
+fn wait_if_held(fd: i32, at: Option<u64>) {
     let mut holds = HOLDS.lock().unwrap_or_else(PoisonError::into_inner);
     // SAFETY: stat is a plain C struct for which zeroes are valid, and ours.
     let mut stat: libc::stat = unsafe { std::mem::zeroed() };
@@ -303,7 +310,8 @@ fn wait_if_held(fd: i32, at: u64) {
         return;
     }
     let key = (stat.st_dev, stat.st_ino);
-    while let Some(hold) = holds.iter_mut().find(|hold| hold.0 == key && hold.1.contains(&at)) {
+    let holds_it = |range: &Range<u64>| at.map_or(*range == READS, |at| range.contains(&at));
+    while let Some(hold) = holds.iter_mut().find(|hold| hold.0 == key && holds_it(&hold.1)) {
         hold.2 = true;
         HOLD_CHANGED.notify_all();
         holds = HOLD_CHANGED.wait(holds).unwrap_or_else(PoisonError::into_inner);
@@ -423,6 +431,7 @@ unsafe extern "C" fn preadv2(
     at: i64,
     flags: i32,
 ) -> isize {
+    wait_if_held(fd, None);
     if let Some(failed) = failed(fd, Call::Read) {
         return failed as isize;
     }
@@ -446,7 +455,7 @@ unsafe extern "C" fn pwritev2(
         unsafe { *libc::__errno_location() = libc::EIO };
         return -1;
     }
-    wait_if_held(fd, at as u64);
+    wait_if_held(fd, Some(at as u64));
     if is_full(fd, at) {
         // SAFETY: this thread's own.
         unsafe { *libc::__errno_location() = libc::ENOSPC };

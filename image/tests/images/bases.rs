@@ -1,0 +1,58 @@
+//! What images of a process are based on, opened once for all of them.
+
+use crate::disk::layers;
+use crate::record::Hold;
+use ringway_image::{Bases, Format, Image, NewImage, Use};
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, channel};
+use std::time::Duration;
+
+const BYTES: u64 = 1 << 20;
+
+/// An image on a base of its own, which is qcow2.
+fn on_a_base(folder: &Path, name: &str) -> (PathBuf, File) {
+    let (base, top) = (format!("{name}.base"), folder.join(name));
+    let base_file = File::create_new(folder.join(&base)).unwrap();
+    let backing = Some((Path::new(&base), Format::Qcow2));
+    NewImage { virtual_size: BYTES, cluster_bits: 16, backing: None }.write(&base_file).unwrap();
+    let new = NewImage { virtual_size: BYTES, cluster_bits: 16, backing };
+    new.write(&File::create_new(&top).unwrap()).unwrap();
+    (top, base_file)
+}
+
+/// Opens an image on a thread of its own.
+fn open(path: &Path, bases: &Arc<Bases>) -> Receiver<Image> {
+    let (sender, receiver) = channel();
+    let (layers, bases) = (layers(path, false), Arc::clone(bases));
+    std::thread::spawn(move || {
+        let usage = Use { read_only: false, grows: true, barriers: true };
+        let _ = sender.send(Image::open_beside(layers, usage, &bases, 1).unwrap());
+    });
+    receiver
+}
+
+/// The storage of a base hangs, or there is much to be read of it: who opens it waits, and nobody else.
+#[test]
+fn b46_a_base_that_takes_long_holds_up_no_image_with_another_one() {
+    let folder = tempfile::tempdir().unwrap();
+    let (slow, slow_base) = on_a_base(folder.path(), "slow");
+    let (other, _) = on_a_base(folder.path(), "other");
+    let (bases, patience) = (Arc::new(Bases::default()), Duration::from_secs(120));
+    let reads = Hold::of_reads(&slow_base);
+    let first = open(&slow, &bases);
+    reads.reached();
+    let second = open(&slow, &bases);
+    let beside = open(&other, &bases).recv_timeout(patience);
+    let beside = beside.expect("another base is opened");
+    assert_eq!(beside.memory().base_images, 1);
+    assert!(bases.based_on(&slow_base).unwrap() >= 1, "it counts before it is open");
+    drop(reads);
+    let (first, second) = (first.recv_timeout(patience), second.recv_timeout(patience));
+    let (first, second) = (first.unwrap(), second.unwrap());
+    assert_eq!(first.memory().base_images, 2, "one base for both");
+    assert_eq!(bases.based_on(&slow_base).unwrap(), 2);
+    drop((first, second));
+    assert_eq!(bases.based_on(&slow_base).unwrap(), 0);
+}
