@@ -35,6 +35,8 @@ pub struct Target {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
+// A measurement has a few of them.
+#[allow(clippy::large_enum_variant)]
 enum TargetKind {
     Socket(PathBuf),
     Disk(Source),

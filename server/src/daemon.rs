@@ -381,7 +381,7 @@ fn wait(
                 *line = None;
                 disks.events.tell(None, happened.clone());
                 tracing::error!("{lacks}. Start the daemon anew when you can");
-                disks.lacks(*lacks);
+                disks.lacks(lacks);
             }
         }
         if !disks.clear_up()? && !stays {

@@ -14,6 +14,8 @@ use std::path::{Path, PathBuf};
 
 /// A disk as the command line names it.
 #[derive(Clone, Debug, PartialEq, Eq)]
+// A command has one or two of them.
+#[allow(clippy::large_enum_variant)]
 pub(crate) enum Target {
     /// `PATH` or `file:PATH`: a raw image file or a block device.
     Path(PathBuf),
