@@ -149,8 +149,9 @@ impl Connection {
 
     /// Sends what is queued, as far as there is room.
     pub(crate) fn send(&mut self, table: &mut Table<'_>) -> Result<(), Loss> {
+        let mut most = usize::MAX;
         while self.can_send() {
-            let total = self.gather(table.operations);
+            let total = self.gather(table.operations, most);
             let Some(fd) = self.fd() else { break };
             *table.syscalls += 1;
             let count = i32::try_from(self.pieces.len()).unwrap_or(i32::MAX);
@@ -162,6 +163,11 @@ impl Connection {
                 match error.raw_os_error() {
                     Some(libc::EAGAIN) => self.full = true,
                     Some(libc::EINTR) => continue,
+                    // Nothing has gone. It may be the memory of any of them: the first one is tried alone.
+                    Some(libc::EFAULT) if most > 1 && self.sending.len() > 1 => {
+                        most = 1;
+                        continue;
+                    }
                     Some(libc::EFAULT) => return Err(self.faulted(table)),
                     _ => return Err(Loss::Host(error)),
                 }
@@ -171,17 +177,18 @@ impl Connection {
                 self.lane.progress.fetch_add(1, Relaxed);
             }
             self.took(table.operations, sent);
+            most = usize::MAX;
             self.full = sent < total;
         }
         self.lane.waits.store(self.in_flight > 0 || !self.sending.is_empty(), Relaxed);
         Ok(())
     }
 
-    /// Lists what is to be sent, as much as one call takes. How many bytes.
-    fn gather(&mut self, operations: &Operations) -> usize {
+    /// Lists what is to be sent, as much as one call takes, of `most` operations. How many bytes.
+    fn gather(&mut self, operations: &Operations, most: usize) -> usize {
         self.pieces.clear();
         let (mut skip, mut total) = (self.front, 0);
-        for &slot in &self.sending {
+        for &slot in self.sending.iter().take(most) {
             let entry = operations.get(slot);
             if self.pieces.len() + 1 + entry.segments().len() > PIECES_MAX {
                 break;
@@ -216,7 +223,7 @@ impl Connection {
         }
     }
 
-    /// The memory of the first operation is not there any more: its guest's doing. What was begun cannot
+    /// The memory of the first operation, sent alone, is not there any more: its guest's doing. What was begun cannot
     /// be ended, so the connection goes with it.
     #[cold]
     fn faulted(&mut self, table: &mut Table<'_>) -> Loss {

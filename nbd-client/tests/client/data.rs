@@ -69,6 +69,27 @@ fn many_are_in_flight_and_answers_come_in_any_order_and_in_pieces() {
     assert_eq!(rig.read(512, 512).unwrap(), disk[512..1024]);
 }
 
+/// A guest takes memory away while requests of its other memory wait to be sent by the same call.
+#[test]
+fn f36_a_request_whose_memory_has_vanished_fails_alone() {
+    let dir = tempfile::tempdir().unwrap();
+    let server = Server::start(dir.path(), |_| FACTS, |_, conn| conn.serve());
+    let mut rig = Rig::new(&server.path, Timeouts::default());
+    let before: Vec<u64> =
+        (0..3).map(|at| rig.queue(IoOp::Write, at * 512, 512, &pattern(at as u8, 512))).collect();
+    let vanished = rig.queue_vanished(3 * 512, 512);
+    let after = rig.queue(IoOp::Write, 4 * 512, 512, &pattern(4, 512));
+    rig.submit();
+    let mut wanted: Vec<(u64, i32)> = before.into_iter().map(|tag| (tag, 512)).collect();
+    wanted.extend([(vanished, -libc::EFAULT), (after, 512)]);
+    assert_eq!(rig.reap(5), wanted);
+    let disk = server.disk.lock().unwrap();
+    for at in [0, 1, 2, 4] {
+        assert_eq!(disk[at * 512..][..512], pattern(at as u8, 512), "write {at}");
+    }
+    assert_eq!(disk[3 * 512..][..512], [0; 512]);
+}
+
 #[test]
 fn each_operation_is_asked_as_the_protocol_has_it() {
     let (sender, asked) = channel();

@@ -108,13 +108,27 @@ impl Rig {
             .collect();
         self.memory.push((list.into(), memory));
         let tag = self.memory.len() as u64 - 1;
+        self.queue_last(op, offset, len);
+        tag
+    }
+
+    /// Queues a write of memory that is not there any more.
+    pub(crate) fn queue_vanished(&mut self, offset: u64, len: usize) -> u64 {
+        // Nothing is mapped there, in any process.
+        let nowhere = Segment { base: std::ptr::without_provenance_mut(4096), len };
+        self.memory.push(([nowhere].into(), Vec::new()));
+        self.queue_last(IoOp::Write, offset, len as u64);
+        self.memory.len() as u64 - 1
+    }
+
+    fn queue_last(&mut self, op: IoOp, offset: u64, len: u64) {
+        let tag = self.memory.len() as u64 - 1;
         let list = &self.memory.last().unwrap().0;
         let memory = if op.moves_data() { list[..].into() } else { IoMemory::NONE };
         let io = Io { tag, op, file: self.file, offset, len, memory };
         // SAFETY: list and memory stay in `self.memory`, untouched, until the rig is dropped, after the
-        // engine.
+        // engine. Where there is none, the kernel alone looks, and says so.
         unsafe { self.engine.queue(&io) }.unwrap();
-        tag
     }
 
     pub(crate) fn submit(&mut self) {
