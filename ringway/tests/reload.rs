@@ -236,6 +236,23 @@ fn without_a_file_there_is_nothing_to_read() {
 }
 
 /// The folder of sockets has two names, as /run and /var/run are one; and a socket can have two names itself.
+/// The control socket is an option of the daemon, and the file names none.
+#[test]
+fn e46_a_file_without_a_control_socket_is_read_again() {
+    let dir = folder();
+    let dir = dir.path();
+    let file = dir.join("c.toml");
+    std::fs::write(&file, ONE).unwrap();
+    let daemon = Daemon::serve(dir, &["--config", "c.toml", "--control", "ctl"]);
+    assert_eq!(ctl(dir, &["reload"]).unwrap()["unchanged"], 1);
+    std::fs::write(&file, [ONE, TWO].concat()).unwrap();
+    assert_eq!(ctl(dir, &["reload"]).unwrap()["added"], json!(["null:1G"]));
+    std::fs::write(&file, ["insecure = true\n", ONE].concat()).unwrap();
+    assert_eq!(ctl(dir, &["reload"]).unwrap()["removed"], json!(["null:1G"]));
+    assert_eq!(sockets(dir), ["s"]);
+    daemon.stop();
+}
+
 #[test]
 fn c48_a_disk_stays_whatever_its_socket_and_image_are_called() {
     for isolate in [false, true] {

@@ -154,6 +154,7 @@ pub fn run(args: ServeArgs, log: &LogArgs, command: &mut Command) -> anyhow::Res
     let mut configured = args_config.map(|path| Configured::new(&path, &plan));
     plan.overrule(options, nbd);
     plan.check_nbd(&plan.nbd).map_err(anyhow::Error::msg)?;
+    plan.check_security_is_of_use(&plan.nbd).map_err(anyhow::Error::msg)?;
     if plan.xen.is_some() && plan.daemon.each.isolate == Some(true) {
         usage(command, "--isolate is for disks with sockets, and those of [xen] have none");
     }

@@ -286,6 +286,21 @@ impl Plan {
         security.check().map_err(|error| self.origins.lead(&NbdSecurity::WORDS) + &error)
     }
 
+    /// Refuses words of security where no disk has NBD clients, nor can get some by the control socket. For a daemon
+    /// that starts: one that runs may have been given its socket, and these words, elsewhere than here.
+    ///
+    /// # Errors
+    /// The message, with the place if it is known.
+    pub fn check_security_is_of_use(&self, security: &NbdSecurity) -> Result<(), String> {
+        let has_clients = self.disks.iter().any(|disk| matches!(disk.place, Place::Nbd(_)));
+        if has_clients || *security == NbdSecurity::default() || self.daemon.control.is_some() {
+            return Ok(());
+        }
+        Err(self.origins.lead(&NbdSecurity::WORDS)
+            + "tls-cert, tls-key, tls-ca and insecure are for NBD clients, and no disk has some: add nbd to one, or \
+               leave them out")
+    }
+
     /// Refuses disks for NBD clients that cannot be served so, with this security.
     ///
     /// # Errors
@@ -298,12 +313,6 @@ impl Plan {
         let places: Vec<_> = self.disks.iter().filter_map(place).collect();
         self.check_security(security)?;
         if places.is_empty() {
-            // Without a control socket there will be none later.
-            if *security != NbdSecurity::default() && self.daemon.control.is_none() {
-                return Err(self.origins.lead(&NbdSecurity::WORDS)
-                    + "tls-cert, tls-key, tls-ca and insecure are for NBD clients, and no disk has some: \
-                       add nbd to one, or leave them out");
-            }
             return Ok(());
         }
         let mut earlier: Vec<&NbdPlace> = Vec::new();
