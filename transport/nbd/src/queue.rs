@@ -14,6 +14,7 @@ mod outcome;
 mod setup;
 mod step;
 
+pub(crate) use hang_up::may_say_goodbye;
 pub(crate) use setup::Desk;
 
 use crate::extents::Question;
@@ -271,7 +272,7 @@ impl Queue {
     #[cold]
     fn lose(&mut self, why: io::ErrorKind) {
         self.gone = Some(why);
-        self.said_goodbye = self.said_goodbye || self.ends_with_disconnect();
+        self.said_goodbye = self.said_goodbye || (!self.hung_up && self.ends_with_disconnect());
         self.output.drop_all(&mut self.pool, &mut self.spare);
         self.free.append(&mut self.flush_due);
     }

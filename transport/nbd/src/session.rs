@@ -5,10 +5,10 @@ mod shake;
 
 use crate::Export;
 use crate::extents::Tells;
-use crate::handshake::{Negotiated, Replies};
+use crate::handshake::Negotiated;
 use crate::lines::{Lines, has_closed};
 use crate::offer::Offer;
-use crate::queue::{Desk, Queue};
+use crate::queue::{Desk, Queue, may_say_goodbye};
 use crate::request::Rules;
 use ringway_core::panic_point;
 use ringway_export::{Notice, QueueId, SessionInbox, Stopped};
@@ -75,7 +75,7 @@ pub(crate) struct Session<'a> {
     inbox: Arc<SessionInbox>,
     desk: Desk,
     place: QueuePlace,
-    replies: Replies,
+    rules: Rules,
     tells: Tells,
     /// The client has gone, and its requests with it.
     deserted: bool,
@@ -117,7 +117,6 @@ impl<'a> Session<'a> {
         let inbox = Arc::new(SessionInbox::new()?);
         export.enter(Arc::clone(&inbox));
         let place = QueuePlace::Here(Box::new(queue));
-        let replies = negotiated.replies;
         let (deserted, said_goodbye) = (false, false);
         Ok(Self {
             export,
@@ -127,7 +126,7 @@ impl<'a> Session<'a> {
             inbox,
             desk,
             place,
-            replies,
+            rules,
             tells,
             deserted,
             said_goodbye,
@@ -145,7 +144,7 @@ impl<'a> Session<'a> {
         if stopped.is_ok() {
             if let QueuePlace::Here(queue) = &mut self.place {
                 self.desk.answer(|question| {
-                    question.answer(self.export.disk(), self.tells, self.replies)
+                    question.answer(self.export.disk(), self.tells, self.rules.replies)
                 });
                 queue.take_answers();
                 queue.finish(FAREWELL);
@@ -206,7 +205,7 @@ impl<'a> Session<'a> {
             }
             if asked {
                 self.desk.answer(|question| {
-                    question.answer(self.export.disk(), self.tells, self.replies)
+                    question.answer(self.export.disk(), self.tells, self.rules.replies)
                 });
             }
             if inbox {
@@ -232,17 +231,24 @@ impl<'a> Session<'a> {
         Ok([0, 1, 2, 3].map(|at| polled.get(at).is_some_and(|fd| !fd.revents().is_empty())))
     }
 
+    /// Whether the client, which has closed the connection, may have said before that it goes. This thread looks, as the
+    /// worker has others to serve.
+    fn may_say_goodbye(&self) -> bool {
+        may_say_goodbye(self.desk.stream(), &self.rules, self.export.disk().capacity())
+    }
+
     /// The client has closed the connection: true if it is over by that. Its queue may wait for a limit, or for
     /// the disk to be resumed, and read nothing.
     fn hang_up(&mut self) -> io::Result<bool> {
+        let may_say_goodbye = self.may_say_goodbye();
         match &mut self.place {
-            QueuePlace::Here(queue) => Ok(queue.hang_up()),
+            QueuePlace::Here(queue) => Ok(queue.hang_up(may_say_goodbye)),
             QueuePlace::Lost => Ok(true),
             QueuePlace::Running(id) => {
                 let (reply, answer) = sync_channel(1);
                 let edit = move |queue: &mut Queue| {
                     // There is room for one.
-                    let _ = reply.send(queue.hang_up());
+                    let _ = reply.send(queue.hang_up(may_say_goodbye));
                 };
                 self.export.worker(self.at).edit(*id, edit)?;
                 // Nobody has the queue if it did not reply.
@@ -277,7 +283,7 @@ impl<'a> Session<'a> {
             let stream = self.desk.stream();
             self.lines.enter(stream);
             // Others began meanwhile without having waited for this one.
-            if has_closed(slice::from_ref(stream)) && queue.hang_up() {
+            if has_closed(slice::from_ref(stream)) && queue.hang_up(self.may_say_goodbye()) {
                 self.lines.leave(stream);
                 self.place = QueuePlace::Here(queue);
                 self.deserted = true;

@@ -24,11 +24,24 @@ pub(crate) struct Socket {
     wants_room: bool,
 }
 
-/// What a look at bytes that are not received begins with.
-const PEEK: usize = 256 << 10;
-
 const FROM_CLIENT: u64 = 0;
 const FROM_SESSION: u64 = 1;
+
+/// Copies what has come and is not received, and leaves it where it is; `None` if that is `most` bytes or more. Allocates
+/// as much.
+#[cold]
+pub(crate) fn peek(stream: &OwnedFd, most: usize) -> Option<Vec<u8>> {
+    let mut bytes = vec![0; most];
+    let place = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: most };
+    let mut places = [place];
+    let mut message = message(&mut places);
+    let flags = libc::MSG_DONTWAIT | libc::MSG_PEEK;
+    // SAFETY: the place is `bytes`, which nobody else uses.
+    let got = unsafe { libc::recvmsg(stream.as_raw_fd(), &raw mut message, flags) };
+    let got = outcome(got).ok().flatten().unwrap_or(0);
+    bytes.truncate(got);
+    (got < most).then_some(bytes)
+}
 
 impl Socket {
     /// Of a connected stream socket.
@@ -98,30 +111,6 @@ impl Socket {
         let got =
             unsafe { libc::recvmsg(self.stream.as_raw_fd(), &raw mut message, libc::MSG_DONTWAIT) };
         outcome(got)
-    }
-
-    /// Copies what has come and is not received, and leaves it where it is; `None` if that is more than `most`
-    /// bytes. Allocates.
-    #[cold]
-    pub(crate) fn peek(&self, most: usize) -> Option<Vec<u8>> {
-        let mut bytes = vec![0; PEEK.min(most)];
-        loop {
-            let place = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() };
-            let mut places = [place];
-            let mut message = message(&mut places);
-            let flags = libc::MSG_DONTWAIT | libc::MSG_PEEK;
-            // SAFETY: the place is `bytes`, which nobody else uses.
-            let got = unsafe { libc::recvmsg(self.stream.as_raw_fd(), &raw mut message, flags) };
-            let got = outcome(got).ok().flatten().unwrap_or(0);
-            if got < bytes.len() {
-                bytes.truncate(got);
-                return Some(bytes);
-            }
-            if bytes.len() >= most {
-                return None;
-            }
-            bytes.resize((2 * bytes.len()).min(most), 0);
-        }
     }
 
     /// Sends from these places in order; `None` if there is no room.
