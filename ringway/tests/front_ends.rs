@@ -126,7 +126,6 @@ fn b29_front_ends_that_are_held_up_do_not_hold_up_others() {
         let mut byte = [0];
         assert_eq!(recv(socket, &mut byte, RecvFlags::DONTWAIT), Err(Errno::AGAIN));
     }
-    assert!(!daemon.log().contains("could not stop"), "{}", daemon.log());
     drop((halves, deaf, guests));
     daemon.kill();
 }

@@ -369,8 +369,10 @@ fn c63_a_disk_that_ends_by_itself_has_its_server_flush() {
     device.stop().unwrap();
     assert_eq!(daemon.wait().0.code(), Some(0), "{}", daemon.log());
     assert!(flushes() > 1, "none was sent at the end");
-    let left = std::fs::read_dir(path.join("state")).unwrap().count();
-    assert_eq!(left, 0, "nothing is owed: {}", daemon.log());
+    // What the server offered is kept for a start while it is away.
+    let left = crate::common::names(&path.join("state"));
+    let owed: Vec<_> = left.iter().filter(|name| !name.starts_with("known-")).collect();
+    assert!(owed.is_empty(), "nothing is owed: {owed:?}: {}", daemon.log());
 }
 
 #[test]

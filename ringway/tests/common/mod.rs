@@ -257,7 +257,11 @@ pub(crate) fn copy(dir: &Path, args: &[&str]) -> Output {
 pub(crate) fn copies(dir: &Path, args: &[&str]) -> String {
     let output = copy(dir, args);
     assert_eq!(output.status.code(), Some(0), "{args:?}: {}", text(&output.stderr));
-    assert_eq!(text(&output.stderr), "", "{args:?}: no bar without a terminal");
+    // The last writes of one that was killed may be under way.
+    let said = text(&output.stderr);
+    let said: Vec<_> =
+        said.lines().filter(|line| !line.contains("in case it was killed")).collect();
+    assert!(said.is_empty(), "{args:?}: no bar without a terminal: {said:?}");
     text(&output.stdout)
 }
 

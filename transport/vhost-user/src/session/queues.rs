@@ -400,6 +400,7 @@ impl Session {
             }
         }
         let outcome = self.begin_stop(|_| true);
+        panic_point!("stopping");
         let deadline = Instant::now() + LEAVE_AFTER;
         for at in 0..self.vrings.len() {
             let left = deadline.saturating_duration_since(Instant::now());

@@ -107,10 +107,10 @@ impl Session {
             }
             Ok(_) => Ended::ByPeer,
         };
-        let stopped = catch_unwind(AssertUnwindSafe(|| match ended {
-            Ended::ByPeer => self.leave(),
-            Ended::ByOrder => self.stop_in_time(),
-        }));
+        // A front-end that is there still, as after a message that is wrong, hears what became of its requests.
+        let has_gone = matches!(ended, Ended::ByPeer) && self.channel.is_closed();
+        let stop = if has_gone { Self::leave } else { Self::stop_in_time };
+        let stopped = catch_unwind(AssertUnwindSafe(|| stop(&mut self)));
         if let Ok(Err(error)) = &stopped {
             self.tell_end(format_args!("could not stop all queues: {error}"));
         } else if let Err(panic) = &stopped {
