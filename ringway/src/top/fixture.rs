@@ -55,6 +55,24 @@ fn spread(pairs: &[(u64, u64)]) -> Spread {
     Spread { buckets: Some(pairs), ..Spread::default() }
 }
 
+fn worker(case: &Fixture) -> WorkerStatsOf {
+    WorkerStatsOf {
+        worker: "io_uring/0".into(),
+        engine: "io_uring".into(),
+        answers: true,
+        age_us: case.uptime_us,
+        cpu_us: case.cpu_us,
+        spin_us: case.spin_us,
+        queues: 1,
+        requests: case.requests,
+        operations: case.requests,
+        syscalls: case.syscalls,
+        batches: spread(&[(10, case.batches)]),
+        harvests: spread(&[]),
+        ..WorkerStatsOf::default()
+    }
+}
+
 /// The answer.
 pub(super) fn sample(case: &Fixture) -> Sample {
     let counts = Counts {
@@ -118,31 +136,18 @@ pub(super) fn sample(case: &Fixture) -> Sample {
         id,
         image: facts(id).image,
         size: 10 << 30,
-        engine: facts(id).engine,
+        engine: "io_uring".into(),
+        cache: "none".into(),
         path: path.clone(),
         state: if id == 0 { case.state } else { State::Serving },
         connected: id == 0,
+        write_cache: true,
         in_flight: if id == 0 { 32 } else { 0 },
         overdue: if id == 0 { case.overdue } else { 0 },
         held: None,
         counts: if id == 0 { counts.clone() } else { Counts::default() },
         latency: (id == 0).then(latency),
         ..DiskStatsOf::default()
-    };
-    let worker = WorkerStatsOf {
-        worker: "io_uring/0".into(),
-        engine: "io_uring".into(),
-        answers: true,
-        age_us: case.uptime_us,
-        cpu_us: case.cpu_us,
-        spin_us: case.spin_us,
-        queues: 1,
-        requests: case.requests,
-        operations: case.requests,
-        syscalls: case.syscalls,
-        batches: spread(&[(10, case.batches)]),
-        harvests: spread(&[]),
-        ..WorkerStatsOf::default()
     };
     let (version, pid, uptime_us, lacks) = ("0.1.0".into(), case.pid, case.uptime_us, Vec::new());
     let daemon = DaemonFacts { version, pid, uptime_us, lacks };
@@ -151,7 +156,7 @@ pub(super) fn sample(case: &Fixture) -> Sample {
         stats: Stats {
             uptime_us: case.uptime_us,
             disks: vec![DiskStatsOf { queues: vec![queue], ..disk(0) }, disk(1)],
-            workers: vec![worker],
+            workers: vec![worker(case)],
         },
     }
 }
