@@ -188,6 +188,8 @@ impl Disk {
         active.serve(image)?;
         let file = std::mem::replace(&mut active.file, file);
         drop(active);
+        // A guest's flush is of the new one from now on. Without a thread it syncs nothing.
+        let _ = old.leave_turn();
         // The new one is nothing but holes.
         self.find_holes();
         Ok(Beneath { image: old, file })

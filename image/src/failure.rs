@@ -14,6 +14,8 @@ pub(crate) struct Failure {
     pub(crate) kept: AtomicBool,
     /// Shared with queues and others that sync the same files, if the host tells only one of them what is lost.
     pub(crate) turn: OnceLock<Arc<SyncTurn>>,
+    /// Nobody else syncs its files any more: others have another one.
+    pub(crate) apart: AtomicBool,
 }
 
 impl Failure {
@@ -24,7 +26,8 @@ impl Failure {
     pub(crate) fn sync(&self, sync: impl Fn() -> io::Result<()>) -> io::Result<()> {
         // Before the turn ends: those who share it are answered then.
         let sync = || sync_patiently(sync).inspect_err(|_| self.failed.store(true, SeqCst));
-        let Some(turn) = self.turn.get() else { return sync() };
+        let turn = self.turn.get().filter(|_| !self.apart.load(SeqCst));
+        let Some(turn) = turn else { return sync() };
         match turn.by_thread(sync) {
             Some(synced) => synced,
             None if self.failed.load(SeqCst) => Err(io::Error::from_raw_os_error(libc::EIO)),

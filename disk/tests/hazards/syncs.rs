@@ -485,3 +485,54 @@ fn d22_few_erasures_of_a_disk_are_under_way_at_a_time() {
     (0..2).for_each(|_| second.turn(&mut answers));
     assert_eq!(answers.len(), 1);
 }
+
+/// A snapshot: what was served until then gives back what it had taken ahead while its guest goes on.
+#[test]
+fn c61_a_sync_of_the_image_below_answers_nobody() {
+    let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let path = folder.path().join("top.qcow2");
+    let new = NewImage { virtual_size: 1 << 20, cluster_bits: 16, backing: None };
+    new.write(&File::create_new(&path).unwrap()).unwrap();
+    let mut options = OpenOptions::new(Source::Path(path.clone()));
+    (options.qcow2, options.cache) = (Some(Qcow2::default()), Some(CacheMode::Writeback));
+    let mut disk = open_unmapped(&options).unwrap();
+    disk.map_image().unwrap();
+    let (gate, disk) = (Gate::default(), Arc::new(disk));
+    let memory = Memory::new(65536, 0);
+    {
+        let mut bench = Bench::new(gate.engine(9), Arc::clone(&disk), 8).unwrap();
+        bench.start(&memory, Ask::new(Op::Write, 0, 65536), 0);
+        let mut answers = Vec::new();
+        while answers.is_empty() {
+            bench.turn(&mut answers);
+        }
+        assert_eq!(answers[0].status, Status::Ok);
+    }
+    disk.sync().unwrap();
+    let shape = disk.overlay_shape().unwrap();
+    let snapshot = std::path::Path::new("snapshot.qcow2");
+    let (mut made, layer, _) =
+        ringway_disk::NewOverlay::make(&path, &disk.file(), snapshot, shape).unwrap();
+    made.take_name().unwrap();
+    let beneath = disk.put_on_top(layer, &folder.path().join(snapshot), &Arc::default()).unwrap();
+    made.keep();
+    let before = gate.syncs();
+    let mut one = Bench::new(gate.engine(0), Arc::clone(&disk), 8).unwrap();
+    let mut other = Bench::new(gate.engine(1), Arc::clone(&disk), 8).unwrap();
+    one.start(&memory, FLUSH, 0);
+    assert_eq!((gate.syncs() - before, gate.under_way()), (1, 1));
+    // It joins the next one.
+    other.start(&memory, FLUSH, 1);
+    // It waits for nobody's sync of another file.
+    beneath.settle().unwrap();
+    let mut answers = Vec::new();
+    gate.end(0);
+    one.turn(&mut answers);
+    assert_eq!(answers.len(), 1);
+    other.turn(&mut answers);
+    let begun = (answers.len(), gate.syncs() - before);
+    assert_eq!(begun, (1, 2), "the second flush waits for a sync of its own file");
+    gate.end(0);
+    other.turn(&mut answers);
+    assert_eq!(answers.len(), 2);
+}

@@ -63,6 +63,16 @@ impl Image {
         let _ = self.mailbox.failure.turn.set(turn);
     }
 
+    /// Others sync other files from now on: a sync of these answers nobody but its thread, and none of theirs answers that.
+    ///
+    /// # Errors
+    /// That its thread has ended.
+    pub fn leave_turn(&self) -> io::Result<()> {
+        let failure = Arc::clone(&self.mailbox.failure);
+        // Between two syncs.
+        self.in_thread(move |_| failure.apart.store(true, SeqCst))
+    }
+
     /// True if a sync of its thread, or of a queue, has failed: what it holds is unknown, and flushes must fail.
     #[must_use]
     pub fn has_failed(&self) -> bool {
