@@ -158,8 +158,10 @@ impl<Q> Inbox<Q> {
 
     /// Has the worker wake and take a turn, from any thread.
     pub(crate) fn ringer(&self) -> impl Fn() + Send + Sync + use<Q> + 'static {
-        let bell = Arc::clone(&self.bell);
+        let (pending, bell) = (Arc::clone(&self.pending), Arc::clone(&self.bell));
         move || {
+            // A bell that is heard after this turn's look at the queues is not slept over.
+            pending.0.store(true, SeqCst);
             // It counts, and cannot be full.
             let _ = rustix::io::write(&*bell, &1u64.to_ne_bytes());
         }

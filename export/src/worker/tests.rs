@@ -6,6 +6,7 @@ mod flush;
 mod held;
 mod late;
 mod places;
+mod woken;
 
 use super::*;
 use crate::command::{Alarm, QueueId, command_channel};
