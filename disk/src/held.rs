@@ -140,8 +140,9 @@ impl Disk {
     pub(crate) fn leave_held(&self, errno: i32, (op, range): (Op, ByteRange), since_ns: u64) {
         self.holding.left.fetch_add(1, SeqCst);
         let mut resumable = self.resumable();
+        let left_ns = self.now();
+        resumable.retain(|left| left_ns.saturating_sub(left.left_ns) < RESUMABLE_NS);
         if resumable.len() < RESUMABLE_MAX {
-            let left_ns = self.now();
             resumable.push(LeftRequest { op, range, since_ns, left_ns });
         }
         drop(resumable);

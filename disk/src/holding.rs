@@ -44,7 +44,7 @@ pub(crate) struct LeftRequest {
 
 /// How long what is known of a request that was left is believed, in nanoseconds: a queue that starts again does so
 /// at once, and a later request of the same range is another one.
-pub(crate) const RESUMABLE_NS: u64 = 60_000_000_000;
+pub(crate) const RESUMABLE_NS: u64 = 5_000_000_000;
 
 /// As many as are known at a time, at most: more than a disk has places for. Those beyond begin their time anew.
 pub(crate) const RESUMABLE_MAX: usize = 4096;

@@ -31,8 +31,9 @@ Examples:
   ringway ctl --control /run/ringway.sock retry vm2.img
   ringway ctl --control /run/ringway.sock remove /run/vm2.sock
 
-DISK is the number of a disk, its image or its socket, as list shows them. The name of
-image or socket without its folder, or the serial number, is enough where only one has it.
+DISK is the number of a disk, its image or its socket, as list shows them. The
+name of image or socket without its folder, or the serial number, is enough
+where only one has it.
 RINGWAY_CONTROL may name the socket instead of --control.
 Exit status: 0 done, 1 failed or refused, 2 wrong usage.";
 

@@ -227,12 +227,12 @@ impl Engine for Stalling {
                     });
                 }
                 shared.asked.push(data[0]);
-                if let Some(errno) = shared.fails {
-                    -errno
-                } else if shared.stalls == Some(data[0]) {
+                if shared.stalls == Some(data[0]) {
                     shared.stalled += 1;
                     self.stalled.push(Stalled { tag, offset, data, into: Vec::new() });
                     return Ok(());
+                } else if let Some(errno) = shared.fails {
+                    -errno
                 } else {
                     shared.bytes[offset..offset + len].copy_from_slice(&data);
                     i32::try_from(len).expect("a short write")

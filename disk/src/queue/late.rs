@@ -32,6 +32,10 @@ impl<C> DiskQueue<C> {
     /// As [`DiskQueue::outlive`], of what the last scans have seen for longer than a second.
     pub(super) fn mark_old(&mut self, now_ns: u64) {
         for (slot, slow) in self.slots.in_flight() {
+            if slow.late.is_none() && slow.held.is_some_and(|held| !held.tried) {
+                // It is not with storage.
+                continue;
+            }
             let age_ns = slow.seen.since_ns.map_or(0, |since| now_ns.saturating_sub(since));
             if age_ns >= LATE_AFTER_NS {
                 mark_late(&self.issuer, slot, slow);

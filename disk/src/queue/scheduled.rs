@@ -90,7 +90,9 @@ impl<C> DiskQueue<C> {
     pub fn wake_in(&self) -> Option<Duration> {
         let scheduler = self.scheduler.as_ref().filter(|scheduler| scheduler.holds());
         let at = scheduler.and_then(|scheduler| scheduler.wake_at()).unwrap_or(u64::MAX);
-        let at = at.min(self.slow.held.due_ns).min(self.slow.syncs.due_ns());
+        let held = &self.slow.held;
+        let due_ns = if held.parked.is_empty() { u64::MAX } else { held.due_ns };
+        let at = at.min(due_ns).min(self.slow.syncs.due_ns());
         let left = || Duration::from_nanos(at.saturating_sub(self.issuer.disk.now()));
         (at != u64::MAX).then(left)
     }

@@ -200,7 +200,11 @@ impl SlowPath {
                 Ok(None) => return,
                 Ok(Some(answer)) => self.take_answer(d, answer.tag, answer.result),
                 Err(ThreadLost) => {
-                    let asked = d.slots.asked();
+                    let mut asked = d.slots.asked();
+                    // What is held or waits fails when it asks again.
+                    asked.retain(|tag| {
+                        !self.held.parked.contains(tag) && !self.waiting.contains(tag)
+                    });
                     asked.into_iter().for_each(|tag| self.fail_asked(d, tag));
                 }
             }
