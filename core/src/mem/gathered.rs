@@ -63,19 +63,29 @@ impl GuestMap {
         pieces: &[(*mut u8, u64)],
     ) -> Result<Gathered, MappingError> {
         let page = page_size();
+        // Each in one region: what adjoins here by chance is another file, or another part of one.
         let mut runs: Vec<(usize, usize)> = Vec::new();
+        let mut end_of_region = 0;
         for &(at, bytes) in pieces {
-            let bad = MappingError::BadRange { offset: at as u64, len: bytes };
-            let unit = self.unit_of(at, bytes).ok_or(bad)?;
-            if unit != page {
-                return Err(MappingError::HugePages { page: unit });
+            let bad = || MappingError::BadRange { offset: at as u64, len: bytes };
+            let mut at = at as usize;
+            let mut left = usize::try_from(bytes).map_err(|_| bad())?;
+            if left == 0 {
+                return Err(bad());
             }
-            // It lies in a mapping, whose length is a usize.
-            #[allow(clippy::cast_possible_truncation)]
-            let (at, bytes) = (at as usize, bytes as usize);
-            match runs.last_mut() {
-                Some((first, len)) if *first + *len == at => *len += bytes,
-                _ => runs.push((at, bytes)),
+            while left > 0 {
+                let (unit, end) = self.unit_of(at).ok_or_else(bad)?;
+                if unit != page {
+                    return Err(MappingError::HugePages { page: unit });
+                }
+                let bytes = left.min(end - at);
+                match runs.last_mut() {
+                    Some((first, len)) if *first + *len == at && end == end_of_region => {
+                        *len += bytes
+                    }
+                    _ => runs.push((at, bytes)),
+                }
+                (at, left, end_of_region) = (at + bytes, left - bytes, end);
             }
         }
         let meet =
@@ -100,12 +110,11 @@ impl GuestMap {
         Ok(Gathered { skip, pieces: pieces.collect(), mapping, _taken: taken })
     }
 
-    /// In which units the memory is mapped of which these bytes are.
-    fn unit_of(&self, at: *mut u8, bytes: u64) -> Option<usize> {
+    /// In which units the region is mapped that has the byte at `at`, and where it ends.
+    fn unit_of(&self, at: usize) -> Option<(usize, usize)> {
         self.regions().iter().find_map(|region| {
-            let offset = (at as u64).checked_sub(region.mapping.at(0) as u64)?;
-            let inside = bytes > 0 && offset < region.len && bytes <= region.len - offset;
-            inside.then(|| region.mapping.unit())
+            let (start, len) = (region.mapping.at(0) as usize, usize::try_from(region.len).ok()?);
+            (start..start + len).contains(&at).then(|| (region.mapping.unit(), start + len))
         })
     }
 }
@@ -116,6 +125,7 @@ mod tests {
     use crate::mem::Region;
     use std::fs::File;
     use std::os::fd::FromRawFd;
+    use std::os::unix::fs::FileExt;
 
     const PAGE: usize = 4096;
     const PAGES: usize = 16;
@@ -232,5 +242,51 @@ mod tests {
             gathered.at().write_volatile(1);
         }
         assert!(gathered.is_lost() && !map.is_lost());
+    }
+
+    /// Of each file the first half is shared: what lies behind it is of no concern to us.
+    #[test]
+    #[cfg_attr(miri, ignore = "needs memfd and mremap")]
+    fn a28_regions_that_adjoin_here_by_chance_stay_themselves() {
+        let half = PAGES / 2 * PAGE;
+        let (mut files, mut regions) = (Vec::new(), Vec::<Region>::new());
+        let (first, second) = loop {
+            assert!(files.len() < 1000, "two of them adjoin");
+            let (file, _) = memory(0, PAGES * PAGE).unwrap();
+            let mapping = Arc::new(Mapping::of_file(&file, 0, half as u64).unwrap());
+            let guest = (regions.len() * half) as u64;
+            files.push(file);
+            regions.push(Region { guest, user: guest, len: half as u64, mapping });
+            let start = |index: usize| regions[index].mapping.at(0) as usize;
+            let last = regions.len() - 1;
+            let mut pairs = (0..last).flat_map(|other| [(other, last), (last, other)]);
+            if let Some(pair) = pairs.find(|&(a, b)| start(a) + half == start(b)) {
+                break pair;
+            }
+        };
+        let map = GuestMap::new(regions).unwrap();
+        let at = |region: usize, offset| map.regions()[region].mapping.at(offset);
+        let quota = Arc::new(Quota::default());
+        let (end, far) = (at(first, half - PAGE), at(second, 4 * PAGE));
+        let page = PAGE as u64;
+        // In two pieces, and in one that goes over the border.
+        for asked in [
+            &[(end, page), (at(second, 0), page), (far, page)][..],
+            &[(end, 2 * page), (far, page)],
+        ] {
+            let gathered = map.gather(&quota, asked).unwrap();
+            let found: Vec<_> = gathered.pieces().map(|(_, there, bytes)| (there, bytes)).collect();
+            assert_eq!(found, [end, at(second, 0), far].map(|at| (at as usize, PAGE)));
+            // SAFETY: both are mapped, and nobody else touches them.
+            unsafe {
+                at(second, 0).write_volatile(0x5a);
+                assert_eq!(gathered.at().wrapping_add(PAGE).read_volatile(), 0x5a);
+                gathered.at().wrapping_add(PAGE).write_volatile(0x77);
+                assert_eq!(at(second, 0).read_volatile(), 0x77);
+            }
+            let mut beyond = [1];
+            files[first].read_exact_at(&mut beyond, half as u64).unwrap();
+            assert_eq!(beyond, [0], "what the guest does not share");
+        }
     }
 }
