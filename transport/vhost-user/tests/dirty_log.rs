@@ -609,3 +609,31 @@ fn b03_a_dirty_log_cut_short_later() {
         assert_eq!(neighbour.simple(0, IN, 0, DATA, 512), (OK, 513));
     }
 }
+
+/// A migration is given up: the queue that had no log of its size starts without one.
+#[test]
+fn b41_a_queue_that_could_not_log_starts_once_it_need_not() {
+    let (_folder, _rig, mut m) = scene();
+    m.guest.stop_queue(0).unwrap();
+    assert!(m.set_base(log_file(LOG_BYTES / 2), LOG_BYTES / 2, 0) && m.log_all(true));
+    assert!(!m.guest.start_queue(0).unwrap(), "the log is too small");
+    assert!(m.log_all(false));
+    assert_eq!(m.guest.simple(0, IN, 1, DATA, 512), (OK, 513));
+}
+
+/// The same of a ring that was to be logged beyond the log.
+#[test]
+fn b41_a_queue_whose_ring_could_not_be_logged_starts_once_it_need_not() {
+    let (_folder, _rig, mut m) = scene();
+    let base = m.guest.stop_queue(0).unwrap();
+    assert!(m.set_base(&m.log, LOG_BYTES, 0) && m.log_all(true));
+    assert!(m.log_ring(0, Some(LOG_BYTES * 8 * PAGE)), "nobody writes there");
+    m.offer_read(0, DATA, 512);
+    let kick = eventfd(0, EventfdFlags::CLOEXEC).unwrap();
+    let acked = |request, payload: &[u8], fds: &[_]| m.guest.client.acked(request, payload, fds);
+    assert!(acked(request::SET_VRING_BASE, &halves(&[0, base]), &[]).unwrap());
+    let started = acked(request::SET_VRING_KICK, &words(&[0]), &[kick.as_fd()]);
+    assert!(!started.unwrap(), "its place is not in the log");
+    assert!(m.log_ring(0, None));
+    assert_eq!(m.guest.next_used(0, SOON).map(|(_, written)| written), Some(513));
+}

@@ -36,6 +36,9 @@ impl Session {
             self.pass_log_on().inspect_err(|_| self.features = before)?;
             self.may_leave();
         }
+        if changed != 0 {
+            self.forget_failures(|_| true);
+        }
         if self.vrings.iter().all(|vring| !vring.is_running()) {
             self.renew_iommu();
         }

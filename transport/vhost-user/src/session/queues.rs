@@ -72,14 +72,14 @@ impl Session {
         if vring.is_running() && vring.addresses != Some(addresses) {
             return Err(Refusal::Running(at));
         }
+        // Logging may be switched while the queue runs.
+        let log_at = (message.u32(4) & VRING_F_LOG != 0).then(|| message.u64(32));
         let moved = vring.addresses.replace(addresses) != Some(addresses);
-        vring.failed &= !moved;
+        vring.failed &= !moved && vring.log_at == log_at;
         if let Some(iommu) = self.iommu.as_mut().filter(|_| moved) {
             // Nobody needs the translations of where the ring was.
             iommu.unwant(at);
         }
-        // Logging may be switched while the queue runs.
-        let log_at = (message.u32(4) & VRING_F_LOG != 0).then(|| message.u64(32));
         self.set_log_address(at, log_at)?;
         self.start_ready_for(at)
     }
