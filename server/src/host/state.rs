@@ -380,12 +380,16 @@ impl Drop for OwnState {
     }
 }
 
-/// `Err` if the host has lost data since the file was opened. Writes nothing and waits for next to
-/// nothing: only the first page.
+/// An offset at which no file has a page.
+const BEYOND: i64 = 1 << 62;
+
+/// `Err` if the host has lost data since the file was opened. Writes nothing and waits for nothing: a page that is
+/// on its way to storage that hangs is waited for where it is asked after, and the host tells what it has lost of the
+/// whole file wherever it is asked.
 fn lost_data(file: &File) -> std::io::Result<()> {
+    let wait = libc::SYNC_FILE_RANGE_WAIT_BEFORE;
     // SAFETY: no memory is involved.
-    let rc =
-        unsafe { libc::sync_file_range(file.as_raw_fd(), 0, 1, libc::SYNC_FILE_RANGE_WAIT_BEFORE) };
+    let rc = unsafe { libc::sync_file_range(file.as_raw_fd(), BEYOND, 1, wait) };
     if rc == 0 {
         return Ok(());
     }
