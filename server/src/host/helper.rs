@@ -263,11 +263,10 @@ impl Helper {
                 Ok((HelperAnswer::Done, None))
             }
             HelperRequest::Remove { number } => {
-                let Some(thing) = lock(&self.things).list.remove(&number) else {
-                    bail!("there is no file {number}");
-                };
-                self.look_up(None, move |_| {
-                    thing.remove()?;
+                // Not before there is room: who is refused finds it once more.
+                self.look_up(None, move |things| {
+                    let thing = lock(things).list.remove(&number);
+                    thing.with_context(|| format!("there is no file {number}"))?.remove()?;
                     Ok((HelperAnswer::Done, None))
                 })
             }

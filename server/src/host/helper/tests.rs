@@ -206,3 +206,23 @@ fn e39_who_adds_no_disks_opens_nothing_after_the_start() {
     assert!(rig.ask(HelperRequest::Started, None).is_ok());
     assert!(rig.helper.account().is_some());
 }
+
+/// Each path that is looked up waits for a file system that hangs.
+#[test]
+fn e34_a_file_that_finds_no_room_to_go_stays_to_be_removed() {
+    let Some(mut rig) = Rig::new(true) else { return };
+    let socket = rig.folder.path().join("closed/socket");
+    rig.helper.started = false;
+    let listen = rig.listen("closed/socket");
+    let Ok(HelperAnswer::Listening { number, .. }) = rig.ask(listen, None) else {
+        panic!("it does not listen")
+    };
+    rig.helper.started = true;
+    let under_way = vec![Arc::clone(&rig.helper.look_ups); LOOK_UPS_MAX];
+    rig.refuses(HelperRequest::Remove { number }, None, "are being looked up");
+    assert!(socket.exists());
+    drop(under_way);
+    assert!(rig.ask(HelperRequest::Remove { number }, None).is_ok());
+    assert!(!socket.exists());
+    rig.refuses(HelperRequest::Remove { number }, None, "no file");
+}
