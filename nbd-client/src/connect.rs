@@ -115,7 +115,7 @@ pub enum ConnectError {
 /// the server takes them.
 ///
 /// An export that is [known](Target::with_known) is used without a connection at first if there is none to be had:
-/// [`Connected::away`] says why.
+/// the connected export tells why there is none.
 ///
 /// # Errors
 /// [`ConnectError`].
