@@ -250,6 +250,11 @@ impl Session {
             }
         }
         match outcome {
+            Ok(Answer::Later) if self.export.has_failed() => {
+                // What it waits for is over at a time that nobody knows.
+                self.tell_end(format_args!("{}", Refusal::Failed));
+                return Ok(false);
+            }
             Ok(Answer::Later) => self.owed = Some(message),
             Ok(Answer::Reply(payload)) => {
                 self.channel.reply(code, &payload, None, self.stop.as_fd())?;

@@ -9,6 +9,7 @@ use ringway_testkit::raw::{
 };
 use ringway_testkit::rig::{Rig, RigOptions, image};
 use ringway_testkit::{Rng, StallingStore};
+use ringway_vhost_user::Ended;
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use std::os::fd::AsFd;
 use std::sync::Arc;
@@ -483,6 +484,26 @@ fn b39_nobody_goes_on_in_memory_that_storage_may_still_use() {
             assert_eq!(guest.peek(DATA, 512), [expected; 512], "{kind}: before, or never");
             goes_on.join().unwrap();
         }
+    }
+}
+
+/// Nobody knows any more when its memory is free: it is not told that it is, and does not wait for ever.
+#[test]
+fn e05_who_waits_for_memory_of_a_disk_that_fails_loses_its_connection() {
+    for stop in [Stop::GetBase, Stop::Reset, Stop::NewMemory] {
+        let store = StallingStore::new(usize::try_from(CAPACITY).unwrap());
+        store.stall_reads(true);
+        let mut rig = stalling(&store);
+        let memory = leave_a_request(&mut rig, &store, READ);
+        let mut guest = RawGuest::connect(rig.connect(), F_VERSION_1 | F_FLUSH);
+        guest.memory = memory;
+        assert!(guest.set_mem_table().unwrap());
+        // It has no queue that could not start.
+        ask_to_stop(&guest, stop);
+        rig.export().fail();
+        assert!(guest.client.is_closed(), "{stop:?}: its memory is not known to be free");
+        assert_eq!(rig.join_sessions(), [Ended::ByPeer], "{stop:?}");
+        store.stall_reads(false);
     }
 }
 
