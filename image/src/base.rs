@@ -51,7 +51,7 @@ impl Base {
             open.push(layer);
         }
         let bytes = open.first().map_or(0, |top: &Open| top.bytes);
-        let table = Arc::new(Table::new(bytes, cluster_bits)?);
+        let table = Arc::new(Table::new(bytes, cluster_bits, false)?);
         // What one L2 table says costs one read, and a raw file none; but no more than 16 pages.
         let most = page_bits() + 4;
         let l2_bits = |tables: &Tables| {

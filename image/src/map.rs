@@ -33,7 +33,7 @@ impl Map {
     /// What the host says to the address space of the table.
     pub(crate) fn new(mut layers: Layers, read_only: bool, metadata: Metadata) -> io::Result<Self> {
         let shape = layers.top().shape;
-        let mut table = Table::new(shape.size, shape.cluster_bits)?;
+        let mut table = Table::new(shape.size, shape.cluster_bits, !read_only)?;
         let mut unit_bits = shape.l2_bits();
         if let Some(base) = layers.base.clone() {
             // As little as can be: what is not loaded costs nothing.

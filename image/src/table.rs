@@ -14,7 +14,7 @@ use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 /// The most address space that a table may take, in bytes: 2 PiB of disk in clusters of 64 KiB.
 const TABLE_MAX: u64 = 256 << 30;
 
-/// A disk may become so many times as large while its table is in use,
+/// A disk that is written may become so many times as large while its table is in use,
 const GROWTH: u64 = 4;
 /// or as large as so many bytes of words allow: 32 TiB in clusters of 64 KiB, 2 TiB in those of 4 KiB. Only address
 /// space, of which a process has 128 TiB.
@@ -156,11 +156,11 @@ unsafe impl Send for Table {}
 unsafe impl Sync for Table {}
 
 impl Table {
-    /// A table for a disk of `size` bytes of which nothing is known.
+    /// A table for a disk of `size` bytes of which nothing is known; with room for more if it `grows`.
     ///
     /// # Errors
     /// What the host says to so much address space, or that it would be too much.
-    pub(crate) fn new(size: u64, cluster_bits: u32) -> io::Result<Self> {
+    pub(crate) fn new(size: u64, cluster_bits: u32, grows: bool) -> io::Result<Self> {
         let clusters = size.div_ceil(1 << cluster_bits);
         let bytes = clusters.max(1).saturating_mul(8);
         if bytes > TABLE_MAX {
@@ -168,7 +168,10 @@ impl Table {
                 "its {clusters} clusters need a table of {bytes} bytes, and the most is {TABLE_MAX}"
             )));
         }
-        let room = bytes.saturating_mul(GROWTH).clamp(ROOM_MIN, TABLE_MAX);
+        let room = match grows {
+            true => bytes.saturating_mul(GROWTH).clamp(ROOM_MIN, TABLE_MAX),
+            false => bytes,
+        };
         let number = |bytes: u64| usize::try_from(bytes.next_multiple_of(page() as u64));
         let room = number(room).map_err(|_| io::ErrorKind::OutOfMemory)?;
         let words = map(None, room)?;
@@ -417,7 +420,7 @@ mod tests {
 
     #[test]
     fn neighbours_in_one_file_are_one_extent() {
-        let table = Table::new(10 << 16, 16).unwrap();
+        let table = Table::new(10 << 16, 16, true).unwrap();
         assert_eq!(table.place(range(0, 10 << 16), false), Place::Ask { len: 10 << 16 });
         table.publish(0, Word::data(0, 5 << 16, true));
         table.publish(1, Word::data(0, 6 << 16, false));
@@ -439,7 +442,7 @@ mod tests {
     #[test]
     fn what_is_forgotten_is_unknown() {
         let words = page() as u64 / 8;
-        let table = Table::new((3 * words) << 9, 9).unwrap();
+        let table = Table::new((3 * words) << 9, 9, false).unwrap();
         for cluster in 0..table.clusters() {
             table.publish(cluster, Word::ZERO);
         }
@@ -454,7 +457,7 @@ mod tests {
 
     #[test]
     fn a_table_grows_where_it_is() {
-        let table = Table::new(3 << 16, 16).unwrap();
+        let table = Table::new(3 << 16, 16, true).unwrap();
         table.publish(2, Word::ZERO);
         let place = |table: &Table| table.place(range(2 << 16, 8 << 16), false);
         table.make_room(1 << 36).unwrap();
@@ -477,8 +480,15 @@ mod tests {
 
     #[test]
     fn a_table_is_bounded() {
-        assert!(Table::new(1 << 62, 9).is_err());
+        assert!(Table::new(1 << 62, 9, false).is_err());
         // 8 TiB in clusters of 64 KiB: only address space.
-        assert!(Table::new(8 << 40, 16).is_ok());
+        assert!(Table::new(8 << 40, 16, true).is_ok());
+    }
+
+    #[test]
+    fn a_table_that_is_only_read_takes_what_its_words_need() {
+        let room = |grows| Table::new(20 << 30, 16, grows).unwrap().room as u64;
+        assert_eq!((room(false), room(true)), (8 * (20 << 14), ROOM_MIN));
+        assert_eq!(Table::new(512, 16, false).unwrap().room, page());
     }
 }
