@@ -27,7 +27,8 @@ const BATCH: usize = 64;
 /// wait meanwhile. Whoever asked is told how far it got, and asks again.
 const ERASED: u64 = 8192;
 
-/// The most bytes that a question may have written as zeroes, where clusters cannot be made to read as such.
+/// The most bytes that a batch writes as zeroes, of all questions together, where clusters cannot be made to read as
+/// such.
 const ZEROED: u64 = 16 << 20;
 
 /// How long freed clusters wait at most for others to go with.
@@ -291,10 +292,9 @@ impl Work {
     fn carry_out(&mut self, mailbox: &Mailbox) {
         let batch = std::mem::take(&mut self.batch);
         let erases = batch.iter().filter(|(_, ask)| erases(ask)).count() as u64;
-        let most = (ERASED / erases.max(1)).max(1);
         let asks = batch.iter().enumerate();
         let mut results: Vec<io::Result<u64>> =
-            asks.map(|(index, (_, ask))| self.carry_out_one(index, ask, most)).collect();
+            asks.map(|(index, (_, ask))| self.carry_out_one(index, ask, erases)).collect();
         if let Some(writer) = &mut self.writer {
             for (index, error) in writer.finish_writes(&mut self.map) {
                 results[index] = Err(io::Error::from_raw_os_error(error));
@@ -323,21 +323,21 @@ impl Work {
         self.batch.clear();
     }
 
-    /// Where the portion of `most` clusters ends with which an erasure begins.
-    fn end_of_portion(&mut self, ask: &Ask, most: u64) -> u64 {
+    /// Where the portion ends with which an erasure begins that is one of `erases` of a batch.
+    fn end_of_portion(&mut self, ask: &Ask, erases: u64) -> u64 {
         let (range, size) = (ask.range, self.map.cluster());
         let is_written = ask.op == Op::WriteZeroes && !self.map.zeroes_clusters();
-        let most = if is_written { most.min((ZEROED / size).max(1)) } else { most };
+        let most = portion(erases, is_written.then_some(size));
         (range.offset() / size + most).saturating_mul(size).min(range.end())
     }
 
-    /// Carries out a question, or the first `most` clusters of one that erases: how many bytes of it.
-    fn carry_out_one(&mut self, index: usize, ask: &Ask, most: u64) -> io::Result<u64> {
+    /// Carries out a question, or a portion of one of `erases` that erase: how many bytes of it.
+    fn carry_out_one(&mut self, index: usize, ask: &Ask, erases: u64) -> io::Result<u64> {
         if ask.op == Op::Flush {
             return Ok(0);
         }
         let cluster = ask.range.offset() / self.map.cluster();
-        let end_of_portion = self.end_of_portion(ask, most);
+        let end_of_portion = self.end_of_portion(ask, erases);
         self.map.load(cluster);
         if ask.op == Op::Read {
             return if ask.memory.is_null() { Ok(0) } else { self.read(ask) };
@@ -426,6 +426,13 @@ fn erases(ask: &Ask) -> bool {
     matches!(ask.op, Op::Discard | Op::WriteZeroes)
 }
 
+/// The most clusters that each of `erases` questions of a batch erases, of so many bytes each if zeroes are written
+/// there.
+fn portion(erases: u64, written: Option<u64>) -> u64 {
+    let most = written.map_or(ERASED, |size| ERASED.min(ZEROED / size));
+    (most / erases.max(1)).max(1)
+}
+
 /// Those of a batch failed whose operation is one of these.
 fn fail(
     batch: &[(usize, Ask)],
@@ -439,5 +446,22 @@ fn fail(
         if which(ask.op) && (ask.op == Op::Flush || !matches!(result, Ok(0))) {
             *result = Err(io::Error::from_raw_os_error(errno));
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn d21_the_questions_of_a_batch_have_one_portion_together() {
+        for (erases, bits) in (1..=64).flat_map(|erases| (9..=21).map(move |bits| (erases, bits))) {
+            let size = 1 << bits;
+            let (erased, written) = (portion(erases, None), portion(erases, Some(size)));
+            assert!((1..=ERASED / erases).contains(&erased), "{erases} of {size}");
+            let most = (ZEROED / size).min(ERASED).max(erases);
+            assert!(written > 0 && erases * written <= most, "{erases} of {size}: {written}");
+        }
+        assert_eq!((portion(0, None), portion(1, Some(1 << 16))), (ERASED, 256));
     }
 }
