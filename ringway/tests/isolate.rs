@@ -1027,6 +1027,25 @@ fn c63_a_clone_goes_with_a_disk_that_is_removed_before_it_is_served_again() {
     }
 }
 
+/// Nobody is there to delete the clone: its process was killed, and cannot be started again without the base.
+#[test]
+fn c63_a_clone_that_a_removal_leaves_behind_is_told_of() {
+    let dir = folder();
+    let dir = dir.path();
+    let clone = ["top.qcow2", "--base", "disk.img", "--base-format", "raw", "--socket", "s"];
+    let more = ["--ephemeral", "--isolate", "--control", "ctl", "--state-dir", "state"];
+    let daemon = Daemon::serve(dir, &[&clone[..], &more].concat());
+    std::fs::rename(dir.join("disk.img"), dir.join("away.img")).unwrap();
+    kill(process(dir, 0).unwrap(), libc::SIGKILL);
+    until("it cannot be served again", || daemon.log().contains("cannot be served"));
+    let error = ctl(dir, &["remove", "0"]).unwrap_err();
+    assert!(error.contains("could not end it in order"), "{error}");
+    let log = daemon.log();
+    assert!(log.contains("its clone is ephemeral and was not deleted"), "{log}");
+    assert!(dir.join("top.qcow2").exists());
+    daemon.stop();
+}
+
 /// The front-end has moved a ring out of its memory meanwhile, so its queues cannot start: the disk is paused no more
 /// all the same, also for the next process.
 #[test]

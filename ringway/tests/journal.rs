@@ -326,7 +326,8 @@ fn e43_an_end_that_leaves_answered_data_outside_of_the_image_fails_and_says_so()
         qemu(dir, "qemu-img", &args, &[0]);
         let serve = || {
             let args = ["small/top.qcow2", "--format", "qcow2", "--socket", "s", "--queues", "1"];
-            Daemon::serve(dir, &[&args[..], &["--state-dir", "state"], isolate].concat())
+            let more = ["--state-dir", "state", "--control", "ctl"];
+            Daemon::serve(dir, &[&args[..], &more, isolate].concat())
         };
         let connect =
             || Options::new().patience(crate::common::PATIENCE).connect(dir.join("s")).unwrap();
@@ -348,6 +349,15 @@ fn e43_an_end_that_leaves_answered_data_outside_of_the_image_fails_and_says_so()
         let log = daemon.log();
         assert_eq!(status.code(), Some(1), "{isolate:?}: {log}");
         assert!(log.contains("is in the state folder (--state-dir) alone"), "{isolate:?}: {log}");
+        // So does a removal, and the daemon goes on.
+        let daemon = serve();
+        let mut remove = ringway();
+        remove.args(["ctl", "--control", "ctl", "remove", "0"]).current_dir(dir);
+        let removed = run(remove);
+        let said = text(&removed.stderr);
+        let what = if isolate.is_empty() { "(--state-dir) alone" } else { "could not end it" };
+        assert!(!removed.status.success() && said.contains(what), "{isolate:?}: {said}");
+        daemon.stop();
         // It is served on, and its next end, with room, leaves all in the image.
         let daemon = serve();
         let mut device = connect();

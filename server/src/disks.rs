@@ -94,6 +94,8 @@ pub(crate) struct Disks {
     open: Mutex<bool>,
     pub(super) removed: AtomicBool,
     pub(crate) removals: Arc<Removals>,
+    /// What was not left in order when a disk ended by itself: the first.
+    parted: Arc<Mutex<Option<anyhow::Error>>>,
     /// Who serves front-ends, once there is a disk for these.
     session_threads: Mutex<Option<SessionThreads>>,
     pub(super) bell: Arc<Bell>,
@@ -177,6 +179,7 @@ impl Disks {
             open: Mutex::new(true),
             removed: AtomicBool::new(false),
             removals: Arc::default(),
+            parted: Arc::default(),
             session_threads: Mutex::default(),
             bell: Arc::new(Bell::new()?),
             begun: Instant::now(),
@@ -337,26 +340,29 @@ impl Disks {
     /// meanwhile. The daemon ends after that.
     fn part_from(&self, served: Arc<Served>) {
         let parting = self.removals.begin();
-        let (disk, part) = (Arc::clone(&served), |served: &Served| {
+        let (disk, parted_from) = (Arc::clone(&served), Arc::clone(&self.parted));
+        let part = move |served: &Served| {
             served.flush_server();
             if let Err(error) = served.leave() {
-                tracing::warn!(disk = served.name(), "{error}");
+                tracing::error!(disk = served.name(), "{error}");
+                lock(&parted_from).get_or_insert(error);
             }
             served.end_server();
-        });
+        };
+        let here = part.clone();
         let parted = std::thread::Builder::new().name("part".into()).spawn(move || {
             part(&disk);
             drop((disk, parting));
         });
         if parted.is_err() {
-            part(&served);
+            here(&served);
         }
     }
 
     /// Stops all disks at once and waits for them, and for those that others are removing.
     ///
     /// # Errors
-    /// The first that a disk's thread met.
+    /// The first that a disk's thread met, or that was not left in order, also of those that have ended by themselves.
     pub(crate) fn stop_all(&self) -> anyhow::Result<()> {
         *lock(&self.open) = false;
         let (mut list, mut isolated) = (self.list(), self.isolated());
@@ -380,18 +386,15 @@ impl Disks {
             let removed = self.removed.load(SeqCst);
             // Its clone may be another daemon's, or about to be.
             let ours = removed && served.export.end_image(served.device.is_some());
-            served.end_clone(ours);
-            outcome = outcome.and(served.leave());
+            outcome = outcome.and(served.leave_or_delete(ours));
             self.forget(&served);
         }
         for disk in isolated {
             if disk.join().unsaved {
-                let image = disk.image();
-                outcome =
-                    outcome.and(Err(anyhow!("{image}: its process could not end it in order")));
+                outcome = outcome.and(Err(anyhow!(disk.not_in_order())));
             }
         }
         self.removals.wait();
-        outcome
+        outcome.and(lock(&self.parted).take().map_or(Ok(()), Err))
     }
 }

@@ -97,8 +97,8 @@ pub(crate) struct Isolated {
     limits: Mutex<Option<LimitArgs>>,
     leaving: AtomicBool,
     removed: AtomicBool,
-    /// Nothing of it was in flight when it ended.
-    departure: Mutex<Departure>,
+    /// What its last process said of its end; nothing if it had ended before it could.
+    departure: Mutex<Option<Departure>>,
     stop: OwnedFd,
     thread: Mutex<Option<JoinHandle<()>>>,
     log: ProcessLog,
@@ -207,6 +207,7 @@ impl Isolated {
         let name = format!("disk-{}", self.id);
         let thread = std::thread::Builder::new().name(name).spawn(move || {
             disk.attend(&spawner, process, &events);
+            disk.tell_if_clone_stays();
             spawner.forget(disk.number);
             drop(disk);
             bell.ring();
@@ -233,7 +234,7 @@ impl Isolated {
             // One that ends without a word leaves none of its predecessor's.
             let files = |files| *lock(&self.files) = files;
             let departure = process.hear(|what| self.log.odd(what), tell, files);
-            *lock(&self.departure) = departure.unwrap_or_default();
+            *lock(&self.departure) = departure;
             let pid = process.pid;
             *lock(&self.process) = None;
             let how = spawner.end_of(self.number, END_MAX);
@@ -276,11 +277,13 @@ impl Isolated {
             let limits = lock(&self.limits).map(Box::new);
             self.restarts.fetch_add(1, SeqCst);
             self.listens_anew.store(true, SeqCst);
-            process.go(self.paused.load(SeqCst), limits)?;
+            let goes = process.go(self.paused.load(SeqCst), limits);
             if self.is_leaving() {
-                process.say(&ToProcess::Stop(self.removed.load(SeqCst)))?;
+                // It may have heard that before, and have ended: what it has said of its end is heard next.
+                let _ = process.say(&ToProcess::Stop(self.removed.load(SeqCst)));
+                return Ok(());
             }
-            Ok(())
+            goes
         };
         begun().inspect_err(|_| *lock(&self.process) = None)?;
         Ok(process)
@@ -348,13 +351,37 @@ impl Isolated {
                 if let Some(process) = &*lock(&self.process) {
                     process.give_up();
                 }
-                return Departure::default();
+                return self.without_a_word();
             }
             // Nobody unparks this thread.
             std::thread::park_timeout(POLL_EVERY);
         }
         let _ = thread.join();
-        *lock(&self.departure)
+        lock(&self.departure).unwrap_or_else(|| self.without_a_word())
+    }
+
+    /// How one has gone whose process has said nothing of its end: entries of its image may be in the state folder
+    /// alone.
+    fn without_a_word(&self) -> Departure {
+        let facts = lock(&self.facts);
+        Departure { unsaved: facts.qcow2.is_some() && !facts.read_only, ..Departure::default() }
+    }
+
+    /// What is said of one that was not left in order.
+    pub(crate) fn not_in_order(&self) -> String {
+        format!("{}: its process could not end it in order", self.image())
+    }
+
+    /// Its process deletes the clone of a disk that is removed, unless it has ended before it was told so.
+    fn tell_if_clone_stays(&self) {
+        let told = lock(&self.departure).is_some();
+        if self.removed.load(SeqCst) && !told && self.is_ephemeral() {
+            tracing::error!(
+                disk = self.image(),
+                "its clone is ephemeral and was not deleted, as its process had ended. Delete it: the next disk of \
+                 that name would be served what it holds"
+            );
+        }
     }
 
     /// Asks its process, which knows one disk of the number 0. The answer comes later.

@@ -194,6 +194,16 @@ impl Served {
         })
     }
 
+    /// As [`Served::leave`], unless its image goes with it ([`Served::end_clone`]).
+    ///
+    /// # Errors
+    /// As [`Served::leave`].
+    pub(super) fn leave_or_delete(&self, removed: bool) -> anyhow::Result<()> {
+        let goes = removed && self.is_ephemeral();
+        self.end_clone(removed);
+        if goes { Ok(()) } else { self.leave() }
+    }
+
     /// As [`Served::leave`], and others may have its image at once; if nobody has to be waited for.
     pub(super) fn let_go(&self) {
         if let Ok(_files) = self.files_change.try_lock() {

@@ -4,7 +4,7 @@ use super::super::departure::Departure;
 use super::super::isolate::{Isolated, Spawner};
 use super::super::served::lock;
 use super::Disks;
-use anyhow::anyhow;
+use anyhow::{anyhow, ensure};
 use ringway_control::config::{Claim, DiskSpec};
 use ringway_control::protocol::Happened;
 use std::os::fd::BorrowedFd;
@@ -64,7 +64,7 @@ impl Disks {
     /// As [`Disks::remove`], of a disk with a process of its own.
     ///
     /// # Errors
-    /// That somebody else removes it already.
+    /// As [`Disks::remove`].
     pub(crate) fn remove_isolated(&self, disk: &Arc<Isolated>) -> anyhow::Result<Departure> {
         self.take_isolated(disk, true)
     }
@@ -83,9 +83,10 @@ impl Disks {
         let departure = disk.join();
         lock(&self.isolated).retain(|other| !Arc::ptr_eq(other, disk));
         tracing::info!(disk = disk.image(), id = disk.id, "disk removed");
-        let Departure { clear, held, .. } = departure;
+        let Departure { clear, held, unsaved } = departure;
         let removed = Happened::Removed { drained: clear, held };
         self.events.tell(Some((disk.id, &disk.image())), removed);
+        ensure!(!unsaved, disk.not_in_order());
         Ok(departure)
     }
 

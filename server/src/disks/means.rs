@@ -12,7 +12,6 @@ use ringway_control::config::{Claim, DaemonArgs, DiskSpec, LimitArgs, XenPlan};
 use ringway_disk::Disk;
 use ringway_disk::open::ClusterDisk;
 use ringway_terminal::reasons::in_full;
-use serde_json::Value;
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 
@@ -70,9 +69,7 @@ impl AnyDisk {
     pub(crate) fn is_ephemeral(&self) -> bool {
         match self {
             Self::Here(served) => served.is_ephemeral(),
-            Self::Apart(disk) => {
-                lock(&disk.words).words.get("ephemeral") == Some(&Value::Bool(true))
-            }
+            Self::Apart(disk) => disk.is_ephemeral(),
         }
     }
 

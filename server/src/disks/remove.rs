@@ -17,7 +17,8 @@ impl Disks {
     /// may still write then.
     ///
     /// # Errors
-    /// That somebody else removes it already, or what the host said to its thread.
+    /// That somebody else removes it already, or what the host said to its thread; or that what its guest was
+    /// answered is not in its image. It is served no more then, but for the first of these.
     pub(crate) fn remove(&self, served: Arc<Served>) -> anyhow::Result<Departure> {
         let _removing = self.removals.begin();
         if served.leaving.swap(true, SeqCst) {
@@ -48,7 +49,10 @@ impl Disks {
             // The toolstack removes a disk when its guest has let it go.
             ours = served.export.end_image(served.device.is_some());
         }
-        served.end_clone(ours);
-        outcome.map(|()| Departure { clear, held, unsaved: false })
+        outcome.and(served.leave_or_delete(ours)).map(|()| Departure {
+            clear,
+            held,
+            unsaved: false,
+        })
     }
 }

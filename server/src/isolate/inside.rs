@@ -81,8 +81,10 @@ impl Inside {
                 // Its disk is removed while it is started again: as after the word to serve.
                 disks.removed.store(removed, SeqCst);
                 let watch = Watch::begin([&*served]);
-                disks.stop_all()?;
-                self.mouth.say(&FromProcess::Stopped(watch.end([&*served])));
+                let stopped = disks.stop_all();
+                let departure = Departure { unsaved: stopped.is_err(), ..watch.end([&*served]) };
+                self.mouth.say(&FromProcess::Stopped(departure));
+                stopped?;
                 bail!("it was told to stop before it was served")
             }
             _ => bail!("the daemon does not go on"),

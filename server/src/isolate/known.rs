@@ -5,6 +5,7 @@ use crate::host::Host;
 use crate::served::lock;
 use ringway_control::config::{Claim, LimitArgs};
 use ringway_control::protocol::{DiskFacts, JobFacts, State};
+use serde_json::Value;
 use std::sync::atomic::Ordering::SeqCst;
 
 impl Isolated {
@@ -28,6 +29,11 @@ impl Isolated {
     /// Its image, as it was named.
     pub(crate) fn image(&self) -> String {
         lock(&self.facts).image.clone()
+    }
+
+    /// Its image goes with it.
+    pub(crate) fn is_ephemeral(&self) -> bool {
+        lock(&self.words).words.get("ephemeral") == Some(&Value::Bool(true))
     }
 
     /// True if this is its socket.
