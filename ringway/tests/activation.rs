@@ -104,6 +104,32 @@ fn a_disk_with_a_process_of_its_own_gets_its_socket() {
     assert!(at.exists(), "it belongs to the manager");
 }
 
+/// The daemon has none of it left to serve the disk at again, should the one that takes its image fail.
+#[test]
+fn e42_a_disk_whose_socket_was_passed_is_not_replaced() {
+    for isolate in [false, true] {
+        let dir = folder();
+        let dir = dir.path();
+        let at = dir.join("vm1.sock");
+        let listener: OwnedFd = UnixListener::bind(&at).unwrap().into();
+        let say = |socket: &str| {
+            let disk = format!("[[disk]]\nimage = 'disk.img'\nsocket = '{socket}'\n");
+            let all = format!("control = 'ctl'\n{disk}isolate = {isolate}\n");
+            std::fs::write(dir.join("vm1.toml"), all).unwrap();
+        };
+        say("vm1.sock");
+        let daemon = Daemon::start(activated(dir, &listener, &["--config", "vm1.toml"]));
+        say("other.sock");
+        for words in [&["reload", "--dry-run"][..], &["reload"]] {
+            let refused = crate::common::guest::ctl(dir, words);
+            let said = text(&refused.stderr);
+            assert!(!refused.status.success() && said.contains("was passed"), "{isolate}: {said}");
+        }
+        serves(&at);
+        daemon.stop();
+    }
+}
+
 #[test]
 fn a_socket_that_is_passed_in_vain_is_an_error() {
     let dir = folder();

@@ -5,6 +5,7 @@ use ringway_driver::Options;
 use serde_json::{Value, json};
 use std::os::unix::net::UnixDatagram;
 use std::path::Path;
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 const ONE: &str = "[[disk]]\nimage = 'disk.img'\nsocket = 's'\nqueues = 1\n";
@@ -503,8 +504,13 @@ fn e42_a_reload_is_carried_out_whole_or_not_at_all() {
         };
         let group =
             |iops: u32| format!("[[limit-group]]\nname = 'g'\nlimits = {{ iops = {iops} }}\n");
-        say(dir, &[&group(5), &of_image("s", "format = 'raw'")[..], TWO].concat());
+        // By its name, which only the start can look up.
+        let own = Command::new("id").arg("-gn").output().unwrap();
+        let words = format!("format = 'raw'\nsocket-group = '{}'", text(&own.stdout).trim());
+        say(dir, &[&group(5), &of_image("s", &words)[..], TWO].concat());
         let daemon = Daemon::serve(dir, &["--config", "c.toml"]);
+        // By hand: the file does not know.
+        ctl(dir, &["limit", "disk.img", "--iops", "77"]).unwrap();
         let connect = || {
             let options = Options::new().patience(PATIENCE).reconnect(PATIENCE);
             options.connect(dir.join("s")).unwrap()
@@ -555,6 +561,32 @@ fn e42_a_reload_is_carried_out_whole_or_not_at_all() {
             })
         );
         assert_eq!(sockets(dir), ["t", "u", "v"], "{isolate}");
+        daemon.stop();
+    }
+}
+
+/// It could not be paused again if the one that takes its image could not be served.
+#[test]
+fn e42_a_paused_disk_is_not_replaced() {
+    for isolate in [false, true] {
+        let dir = folder();
+        let dir = dir.path();
+        let at = |socket: &str| {
+            let disk = "[[disk]]\nimage = 'disk.img'\nformat = 'raw'\nqueues = 1\n";
+            say(dir, &format!("{disk}isolate = {isolate}\nsocket = '{socket}'\n"));
+        };
+        at("s");
+        let daemon = Daemon::serve(dir, &["--config", "c.toml"]);
+        ctl(dir, &["pause", "0"]).unwrap();
+        at("v");
+        for args in [&["reload", "--dry-run"][..], &["reload"]] {
+            let error = ctl(dir, args).unwrap_err();
+            assert!(error.contains("which is paused"), "{isolate}: {error}");
+        }
+        assert_eq!(ctl(dir, &["list"]).unwrap()["disks"][0]["state"], "paused", "{isolate}");
+        ctl(dir, &["resume", "0"]).unwrap();
+        ctl(dir, &["reload"]).unwrap();
+        assert_eq!(sockets(dir), ["v"], "{isolate}");
         daemon.stop();
     }
 }

@@ -32,11 +32,14 @@ pub(crate) struct DiskWords {
     pub(crate) place: Option<PathBuf>,
     /// The configuration file has named it: if it does so no more, the disk is removed.
     pub(crate) in_file: bool,
+    /// Its socket was passed to the daemon.
+    pub(crate) passed: bool,
 }
 
 impl DiskWords {
     pub(crate) fn of(spec: &DiskSpec, in_file: bool) -> Self {
-        Self { words: words(&spec.words), place: spelled_place(spec), in_file }
+        let passed = matches!(spec.place, Place::Inherited { .. });
+        Self { words: words(&spec.words), place: spelled_place(spec), in_file, passed }
     }
 
     /// These words say from now on what they say in `now`.

@@ -30,7 +30,7 @@ use std::time::{Duration, Instant};
 
 use commands::Taken;
 pub(super) use commands::carry_out;
-pub(super) use reports::{Detail, all_facts, facts, stats};
+pub(super) use reports::{Detail, all_facts, facts, facts_apart, stats};
 
 /// Clients at a time.
 const CLIENTS_MAX: usize = 32;

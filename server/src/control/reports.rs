@@ -45,7 +45,7 @@ pub(super) fn list(disks: &Disks) -> List {
 }
 
 /// Of a disk with a process of its own, as that says now.
-pub(super) fn facts_apart(disk: &Isolated) -> DiskFacts {
+pub(crate) fn facts_apart(disk: &Isolated) -> DiskFacts {
     let answer = disk.ask(json!({"command": "list"})).wait(TIMEOUT).ok();
     let said = answer.and_then(|answer| serde_json::from_value::<List>(answer).ok());
     disk.facts(said.and_then(|said| said.disks.into_iter().next()))

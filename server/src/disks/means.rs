@@ -80,10 +80,7 @@ impl AnyDisk {
                 let limits = lock(&served.limits);
                 (limits.own, limits.group.clone())
             }
-            Self::Apart(disk) => {
-                let numbers = serde_json::to_value(disk.facts(None).limits).unwrap_or_default();
-                (serde_json::from_value(numbers).unwrap_or_default(), None)
-            }
+            Self::Apart(disk) => (disk.limits(), None),
         }
     }
 

@@ -46,6 +46,11 @@ impl Isolated {
         self.paused.store(paused, SeqCst);
     }
 
+    /// As it was told to be.
+    pub(crate) fn is_paused(&self) -> bool {
+        self.paused.load(SeqCst)
+    }
+
     /// What was begun is known before its process tells of it.
     pub(crate) fn set_job(&self, job: JobFacts) {
         lock(&self.facts).job = Some(job);
@@ -54,6 +59,14 @@ impl Isolated {
     /// As above: what its limits are by now.
     pub(crate) fn set_limits(&self, limits: LimitArgs) {
         *lock(&self.limits) = Some(limits);
+    }
+
+    /// Its limits: those it was given last.
+    pub(crate) fn limits(&self) -> LimitArgs {
+        lock(&self.limits).unwrap_or_else(|| {
+            let numbers = serde_json::to_value(&lock(&self.facts).limits).unwrap_or_default();
+            serde_json::from_value(numbers).unwrap_or_default()
+        })
     }
 
     /// As its process says now, or said last.

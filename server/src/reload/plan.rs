@@ -1,11 +1,12 @@
 //! What a file that is read again changes: judged as a whole, before anything is done.
 
 use super::super::configured::{DiskWords, Said, differences, spelled_place};
+use super::super::control::facts_apart;
 use super::super::disks::{AnyDisk, Disks};
 use super::super::served::lock;
 use anyhow::{anyhow, bail};
 use ringway_control::config::{Claim, DiskSpec, LimitArgs, Plan};
-use ringway_control::protocol::{LeftOf, Reloaded};
+use ringway_control::protocol::{LeftOf, Reloaded, State};
 use std::path::Path;
 
 /// Words that change what a guest may ask for.
@@ -119,6 +120,13 @@ impl Changes {
     }
 }
 
+fn is_paused(disk: &AnyDisk) -> bool {
+    match disk {
+        AnyDisk::Here(served) => served.export.is_paused(),
+        AnyDisk::Apart(disk) => disk.is_paused() || facts_apart(disk).state == State::Paused,
+    }
+}
+
 fn compare_groups(before: &Said, now: &Said, changes: &mut Changes) {
     let differ = now.limit_groups.iter();
     let differ = differ.filter(|(name, limits)| before.limit_groups.get(*name) != Some(limits));
@@ -158,10 +166,18 @@ impl Changes {
     /// # Errors
     /// What is in its way.
     pub(super) fn check(&self, disks: &Disks, parted: &Parted) -> anyhow::Result<()> {
-        if let Some(Removal { disk, .. }) = parted.replaced.iter().find(|disk| disk.deletes) {
+        for Removal { disk, deletes } in &parted.replaced {
+            let why = match *deletes {
+                true => "whose clone would be deleted (ephemeral), and could not come back",
+                false if lock(disk.words()).passed => {
+                    "whose socket was passed to the daemon, and which could not come back to it"
+                }
+                false if is_paused(disk) => "which is paused, and would run again",
+                false => continue,
+            };
             bail!(
-                "{}: another disk takes the place of this one, whose clone would be deleted (ephemeral), and could \
-                 not come back if that failed: remove this one first, and read the file once more",
+                "{}: another disk takes the place of this one, {why} if that failed: remove this one first, and read \
+                 the file once more",
                 disk.image()
             );
         }

@@ -25,8 +25,16 @@ enum Step {
     Limits(AnyDisk, LimitArgs, Option<String>),
     /// The failed requests of a disk were treated so.
     Policy(Arc<Served>, ErrorPolicy),
-    /// A disk was removed that was served by these words.
-    Removed(String, Words),
+    /// A disk was removed.
+    Removed(Box<Gone>),
+}
+
+/// What a disk was served by.
+struct Gone {
+    image: String,
+    words: Words,
+    /// Its limits, and its group: perhaps others than its words say (`ctl limit`).
+    limits: (LimitArgs, Option<String>),
 }
 
 /// Does what the file says.
@@ -116,9 +124,15 @@ fn replace(
     steps: &mut Vec<Step>,
 ) -> anyhow::Result<()> {
     for Removal { disk, deletes } in replaced {
-        let (image, words) = (disk.image(), lock(disk.words()).words.clone());
-        disks.take(disk, deletes).with_context(|| image.clone())?;
-        steps.push(Step::Removed(image, words));
+        let (id, image) = (disk.id(), disk.image());
+        let words = lock(disk.words()).words.clone();
+        let gone = Gone { image: image.clone(), words, limits: disk.limits() };
+        let taken = disks.take(disk, deletes).context(image);
+        // It may have gone, and not in order.
+        if disks.all().iter().all(|other| other.id() != id) {
+            steps.push(Step::Removed(Box::new(gone)));
+        }
+        taken?;
     }
     for spec in later {
         steps.extend(add_all(disks, vec![spec])?.into_iter().map(Step::Added));
@@ -144,11 +158,7 @@ fn undo(disks: &Disks, steps: Vec<Step>, mut error: anyhow::Error) -> anyhow::Er
                 served.export.disk().set_error_policy(before);
                 Ok(())
             }
-            Step::Removed(image, words) => {
-                spec_of(words).and_then(|spec| add_all(disks, vec![spec])).map(drop).with_context(
-                    || format!("{image} was removed, and cannot be served again: add it anew"),
-                )
-            }
+            Step::Removed(gone) => bring_back(disks, *gone),
         };
         if let Err(more) = undone {
             error = anyhow!("{}; and {}", in_full(&error), in_full(&more));
@@ -170,15 +180,33 @@ fn adopt(change: &Change) {
     }
 }
 
+/// Serves a disk again that was removed.
+fn bring_back(
+    disks: &Disks,
+    Gone { image, words, limits: (own, group) }: Gone,
+) -> anyhow::Result<()> {
+    let served = spec_of(disks, words).and_then(|spec| add_all(disks, vec![spec]));
+    let served = served
+        .with_context(|| format!("{image} was removed, and cannot be served again: add it anew"))?;
+    let limited = served.iter().try_for_each(|disk| limit(disks, disk, &own, group.as_deref()));
+    limited.with_context(|| format!("{image} is served again, without the limits that it had"))
+}
+
 /// A disk that was served by these words.
-fn spec_of(words: Words) -> anyhow::Result<DiskSpec> {
+fn spec_of(disks: &Disks, words: Words) -> anyhow::Result<DiskSpec> {
     let mut args: DiskArgs = serde_json::from_value(Value::Object(words))?;
     let image = args.take_image().context("it has no image")?;
     let place = match args.take_nbd(&image).map_err(anyhow::Error::msg)? {
         Some(place) => Place::Nbd(place),
         None => Place::Socket(args.socket.take().context("it has no socket")?),
     };
-    args.into_spec(&image, place).map_err(anyhow::Error::msg)
+    let mut spec = args.into_spec(&image, place).map_err(anyhow::Error::msg)?;
+    let number = |name: &str| {
+        let configured = disks.configured.as_ref().context("there is no file that names it")?;
+        configured.group(name)
+    };
+    spec.access.resolve(number).map_err(anyhow::Error::msg)?;
+    Ok(spec)
 }
 
 fn limit(
