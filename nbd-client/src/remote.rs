@@ -62,6 +62,12 @@ impl Remote {
         self.away.as_deref()
     }
 
+    /// True if it was away, and no connection that has come since was used.
+    #[must_use]
+    pub fn never_came(&self) -> bool {
+        self.away.is_some() && !self.shared.came.load(SeqCst)
+    }
+
     /// So many engines share the connections, at most as many as there are: each gets its part. One,
     /// unless this is said before the first of them comes.
     pub fn share_among(&self, engines: usize) {

@@ -21,6 +21,8 @@ pub(crate) struct Shared {
     pub(crate) ended: AtomicBool,
     /// A connection is lost, and not all are there again.
     pub(crate) away: AtomicBool,
+    /// There were connections after those that it was made with.
+    pub(crate) came: AtomicBool,
     /// Its connections, at least one.
     pub(crate) lanes: Box<[Arc<Lane>]>,
     /// How many engines share them, at most as many as there are.
@@ -91,6 +93,7 @@ impl Shared {
             ledger: Ledger::default(),
             ended: AtomicBool::new(false),
             away: AtomicBool::new(false),
+            came: AtomicBool::new(false),
             lanes: sockets.iter().map(|socket| Arc::new(Lane::new(socket))).collect(),
             engines: AtomicUsize::new(1),
             seats: AtomicUsize::new(0),

@@ -159,6 +159,7 @@ impl Supervisor {
                     let lanes = shared.lanes.iter().zip(new.sockets());
                     lanes.for_each(|(lane, new)| lane.connect(new));
                     shared.away.store(false, SeqCst);
+                    shared.came.store(true, SeqCst);
                     outage.tell_end(&shared.name);
                     return Some(());
                 }

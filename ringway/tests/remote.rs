@@ -896,11 +896,49 @@ fn f22_an_export_that_came_back_as_another_one_is_not_used() {
     serve(path, &args).stop();
     drop(server);
     let daemon = serve(path, &args);
-    let _server = nbdkit(path, &["memory", "16M"]);
+    let server = nbdkit(path, &["memory", "16M"]);
     until("that is told", || daemon.log().contains("another size than before"));
     let mut device = connect(path, 1);
     let mut queue: BlkQueue<()> = device.queue().unwrap();
     assert!(!crate::common::write(&device, &mut queue, 3, 7), "{}", daemon.log());
+    drop(server);
+    // That the other one was asked for the first flush is no reason not to ask the right one.
+    let _server = nbdkit(path, &["--filter=log", "memory", "8M", "logfile=asked"]);
+    until("it is asked", || {
+        std::fs::read_to_string(path.join("asked")).is_ok_and(|asked| asked.contains("Flush"))
+    });
+    until("it is used", || daemon.log().contains("connected to the NBD server again"));
     drop((queue, device));
     daemon.stop();
+}
+
+/// It is the first of its exports that finds that out.
+#[test]
+fn f22_a_silent_server_is_waited_for_once() {
+    for more in [&[][..], &["--sandbox", "off"]] {
+        let dir = folder();
+        let path = dir.path();
+        let disk = |name: &str| {
+            let at = path.display();
+            format!(
+                "[[disk]]\nimage = 'nbd:unix:{at}/n.sock:{name}'\nsocket = '{name}'\nqueues = 1\n"
+            )
+        };
+        let disks = ["a", "b", "c"].map(disk).concat();
+        std::fs::write(path.join("c.toml"), format!("state-dir = 'state'\n{disks}")).unwrap();
+        let args = [&["--config", "c.toml"], more].concat();
+        let Some(server) = nbdkit(path, &["memory", "8M"]) else { return };
+        Daemon::serve(path, &args).stop();
+        drop(server);
+        let _ = std::fs::remove_file(path.join("n.sock"));
+        let _silent = std::os::unix::net::UnixListener::bind(path.join("n.sock")).unwrap();
+        let daemon = Daemon::serve(path, &args);
+        let log = daemon.log();
+        let waited = |limit: &str| {
+            let lines = log.lines().filter(|line| line.contains("its NBD server is away"));
+            lines.filter(|line| line.contains(&format!("connect-timeout: {limit} s"))).count()
+        };
+        assert_eq!((waited("2"), waited("0.1")), (1, 2), "{more:?}: {log}");
+        daemon.stop();
+    }
 }

@@ -148,9 +148,10 @@ impl Host {
                 let mut options = options;
                 let state_dir = self.states.here();
                 if !self.confined.load(SeqCst) {
-                    known_exports::let_be_away(&mut options, state_dir);
+                    self.local.away.allow(&mut options, state_dir);
                 }
                 let Opened { mut disk, new, clone } = self.local.open(&options, spec.ephemeral)?;
+                self.local.away.note(&options, &disk);
                 known_exports::keep(&disk, state_dir);
                 let clone = clone.map(|file| EphemeralClone(Clone::Here(Some(file))));
                 self.make_ours(&mut disk)?;

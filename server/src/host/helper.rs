@@ -147,7 +147,8 @@ pub(super) fn fork(local: &Local, mode: Sandbox, duties: Duties) -> anyhow::Resu
                 // SAFETY: ends the process.
                 unsafe { libc::_exit(1) }
             }
-            let local = Local { engines: local.engines.clone(), iopoll: local.iopoll };
+            let (engines, iopoll) = (local.engines.clone(), local.iopoll);
+            let local = Local { engines, iopoll, away: Arc::default() };
             let things = Arc::default();
             let (remotes, steps, look_ups) = (BTreeSet::new(), Arc::default(), Arc::default());
             let started = false;
@@ -303,7 +304,7 @@ impl Helper {
             (self.local.iopoll, self.account(), Arc::clone(&self.things));
         let (addresses, state_dir) = (Arc::clone(&self.addresses), self.duties.state_dir.clone());
         // At the start they have been looked up just now.
-        let started = self.started;
+        let (started, away) = (self.started, Arc::clone(&self.local.away));
         std::thread::Builder::new().name("open".into()).spawn(move || {
             let opened = || -> anyhow::Result<_> {
                 panic_point!("helper-open");
@@ -311,11 +312,12 @@ impl Helper {
                     *target = addresses.place(target, started);
                 }
                 if !started && !again {
-                    known_exports::let_be_away(&mut options, state_dir.as_ref());
+                    away.allow(&mut options, state_dir.as_ref());
                 }
                 let act = || open(&options, ephemeral, iopoll);
                 let Opened { disk, new, clone } = acting_as(account.as_ref(), act)??;
                 if !again {
+                    away.note(&options, &disk);
                     known_exports::keep(&disk, state_dir.as_ref());
                 }
                 // The daemon takes the lock anew, in its own name. What was read of a qcow2 image is

@@ -1,5 +1,6 @@
 //! Names, looked up by this very process.
 
+use super::known_exports::Away;
 use crate::image::{check_iopoll, open_disk};
 use anyhow::{Context, bail};
 use ringway_control::config::{DiskSpec, Format as Said};
@@ -15,6 +16,7 @@ use std::os::fd::OwnedFd;
 use std::os::unix::fs::OpenOptionsExt;
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 /// Engines for files: why to take them, or why not.
 pub(super) type Engines = Vec<(EngineKind, Result<String, String>)>;
@@ -23,11 +25,12 @@ pub(super) type Engines = Vec<(EngineKind, Result<String, String>)>;
 pub(super) struct Local {
     pub(super) engines: Engines,
     pub(super) iopoll: bool,
+    pub(super) away: Arc<Away>,
 }
 
 impl Local {
     pub(super) fn new(iopoll: bool) -> Self {
-        Self { engines: engines_to_choose(None), iopoll }
+        Self { engines: engines_to_choose(None), iopoll, away: Arc::default() }
     }
 
     pub(super) fn has_io_uring(&self) -> bool {

@@ -8,7 +8,6 @@ use ringway_disk::{Disk, Source};
 use ringway_nbd_client::{Connections, Target, Timeouts};
 use ringway_terminal::reasons::in_full;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::time::Duration;
 
 impl Host {
@@ -37,17 +36,17 @@ impl Host {
             *target = target.with_connections(Connections::asked(most));
         }
         let limit = first_flush_limit(spec);
-        // One that was away at the start has not been asked for it yet.
-        let (owes, owner) = (AtomicBool::new(remote.was_away().is_some()), Arc::downgrade(disk));
+        let owner = Arc::downgrade(disk);
         let again = move || {
             let disk = match &helper {
                 Some(helper) => helper.open_again(&options)?.disk,
                 None => ringway_disk::open(&options)?,
             };
-            if owes.load(SeqCst) {
-                let flushed = flush_now(&disk, limit)?;
-                owes.store(false, SeqCst);
-                if let Some(owner) = owner.upgrade().filter(|_| !flushed) {
+            // One that was away at the start has not been asked for it before a connection of it is used: what came
+            // until then may have been another export.
+            let owes = |owner: &Arc<Disk>| owner.remote().is_some_and(|it| it.never_came());
+            if let Some(owner) = owner.upgrade().filter(owes) {
+                if !flush_now(&disk, limit)? {
                     may_have_lost(&owner);
                 }
             }
