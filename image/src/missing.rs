@@ -195,6 +195,7 @@ impl Walk<'_> {
 }
 
 #[cfg(test)]
+#[allow(clippy::cast_possible_truncation)]
 mod tests {
     use super::*;
     use std::fs::File;

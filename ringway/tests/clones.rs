@@ -164,7 +164,7 @@ fn e36_a_clone_that_cannot_be_deleted_is_not_said_to_be() {
     let name = |pid: &u32| std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap();
     let helper = children(daemon.pid()).into_iter().find(|pid| name(pid).contains("helper"));
     // SAFETY: a process of this test's own daemon.
-    assert_eq!(unsafe { libc::kill(helper.unwrap().cast_signed(), libc::SIGKILL) }, 0);
+    assert_eq!(unsafe { libc::kill(helper.unwrap().try_into().unwrap(), libc::SIGKILL) }, 0);
     ctl(dir, &["remove", "0"]);
     let log = daemon.log();
     assert!(dir.join("clones/e.qcow2").exists());
