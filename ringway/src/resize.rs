@@ -42,7 +42,7 @@ pub(crate) struct ResizeArgs {
     /// Bytes of the disk (10G, 512M), a multiple of 512.
     #[arg(value_name = "SIZE")]
     size: Size,
-    /// Its format [default: qcow2 if its name ends in .qcow2 or it begins as one, else raw].
+    /// Its format [default: qcow2 if its name ends in .qcow2, else raw, refused if it looks like another one].
     #[arg(short, long, value_enum, value_name = "FORMAT")]
     format: Option<Said>,
     /// It may become smaller: what lies beyond SIZE is lost.
@@ -91,7 +91,7 @@ pub(crate) fn run(args: &ResizeArgs, log: &LogArgs) -> anyhow::Result<ExitCode> 
     Ok(ExitCode::SUCCESS)
 }
 
-/// What is said, else what the image is: one that does not begin as a qcow2 image has no tables to be changed.
+/// What is said, else what the name says: in a raw image a guest may have written any header.
 fn format(args: &ResizeArgs, file: &File, name: &str) -> anyhow::Result<Format> {
     match args.format {
         Some(Said::Raw) => return Ok(Format::Raw),
@@ -103,7 +103,10 @@ fn format(args: &ResizeArgs, file: &File, name: &str) -> anyhow::Result<Format> 
     let bytes = (&*file).seek(SeekFrom::End(0)).with_context(look)?;
     match ForeignFormat::of(file, bytes).with_context(look)? {
         None => Ok(Format::Raw),
-        Some(ForeignFormat::Qcow2) => Ok(Format::Qcow2),
+        Some(ForeignFormat::Qcow2) => bail!(
+            "{name}: it looks like a qcow2 image: if it is one, add --format qcow2; if a guest has written \
+             what is there, add --format raw"
+        ),
         Some(other) => bail!(
             "{name}: it looks like {}, which is not resized here: `qemu-img resize` does it. If a guest has \
              written what is there, add --format raw",

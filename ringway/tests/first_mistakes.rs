@@ -110,6 +110,31 @@ fn a_raw_image_is_resized_as_its_file() {
     says(dir, &["check", "a.qcow2"], 0, &["whole"]);
 }
 
+/// Its guest could have any file of the host named in the header, and changed.
+#[test]
+fn b16_a_raw_image_that_begins_as_qcow2_is_not_resized_as_one() {
+    let dir = folder();
+    let dir = dir.path();
+    says(dir, &["create", "image", "-f", "qcow2", "-b", "disk.img", "-F", "raw"], 0, &[]);
+    std::fs::copy(dir.join("image"), dir.join("named.qcow2")).unwrap();
+    let mut raw = std::fs::read(dir.join("image")).unwrap();
+    raw.resize(4 << 20, 7);
+    std::fs::write(dir.join("raw"), &raw).unwrap();
+    for name in ["raw", "image"] {
+        let before = std::fs::read(dir.join(name)).unwrap();
+        for args in [&["8M"][..], &["1M", "--shrink"]] {
+            let words = ["looks like a qcow2 image", "add --format qcow2", "add --format raw"];
+            says(dir, &[&["resize", name][..], args].concat(), 1, &words);
+        }
+        assert!(std::fs::read(dir.join(name)).unwrap() == before);
+    }
+    says(dir, &["resize", "raw", "8M", "--format", "raw"], 0, &["8 MiB by now, it had 4 MiB"]);
+    raw.resize(8 << 20, 0);
+    assert!(std::fs::read(dir.join("raw")).unwrap() == raw);
+    says(dir, &["resize", "image", "8M", "-f", "qcow2"], 0, &["8 MiB by now, it had 1 MiB"]);
+    says(dir, &["resize", "named.qcow2", "8M"], 0, &["8 MiB by now, it had 1 MiB"]);
+}
+
 /// Blocks that a file takes, in bytes.
 fn taken(path: &Path) -> u64 {
     path.metadata().unwrap().blocks() * 512
