@@ -60,8 +60,8 @@ guest's name, a virtual device or an image tells apart; the first that fits:
   image = \"/srv/base.img\"
   read-only = true
 
-SIGTERM and SIGINT: requests in flight are completed, then the exit status is 0, unless
-what was answered found no room in an image.
+SIGTERM and SIGINT: requests in flight are completed, then the exit status is 0,
+unless what was answered found no room in an image.
 SIGUSR1: prints the counts of --stats to standard error and goes on.
 SIGHUP: reads --config FILE again: disks are added and removed, limits changed;
 what cannot change while the daemon runs is logged.
