@@ -1,7 +1,7 @@
 //! Connections to servers, within a bound of time.
 
+use crate::handshake::Known;
 use crate::handshake::{HandshakeError, Negotiated, agree, greet, start_tls};
-use crate::known::Known;
 use crate::target::{Address, Target, Tls};
 use crate::tls::{TlsError, begin, in_words, shake_hands};
 use ringway_nbd_tls::Peer;

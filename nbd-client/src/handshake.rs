@@ -49,6 +49,17 @@ pub struct Negotiated {
     pub block_status: Option<u32>,
 }
 
+/// What was agreed upon with a server, for as long as it is away.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Known {
+    /// What was agreed upon.
+    pub negotiated: Negotiated,
+    /// What the server called the export, if it told.
+    pub export: Option<String>,
+    /// How many connections there were.
+    pub connections: u16,
+}
+
 impl Negotiated {
     /// What it offers, in words like those of `nbdinfo`.
     pub fn abilities(&self) -> impl Iterator<Item = &'static str> {

@@ -4,7 +4,7 @@
 //! (<https://github.com/NetworkBlockDevice/nbd/blob/master/doc/uri.md>), and `nbd:unix:PATH[:EXPORT]`,
 //! which is shorter.
 
-use crate::known::Known;
+use crate::handshake::Known;
 use std::ffi::OsString;
 use std::fmt;
 use std::io;
