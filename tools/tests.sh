@@ -6,6 +6,8 @@
 #   tools/tests.sh run PROGRAMS LIST LOG LEFT      without those that LIST leaves to ./test full, which are
 #                                                  written to LEFT
 #
+# A program that has not ended after 20 minutes is killed, and has failed: its log names the test that hangs.
+#
 # LIST is as tools/tests.txt. Programs run two at a time, then those one by one that LIST wants alone. A line of
 # LIST that names nothing is an error: whoever renames a test takes its line along.
 set -euo pipefail
@@ -37,6 +39,7 @@ read_list() { # read_list LIST
 
 # --- one program
 
+limit=1200
 declare -A running=()
 logs='' all_logs=''
 failed=0
@@ -48,7 +51,8 @@ start() { # start NAME FOLDER PROGRAM LIBRARIES [ARGUMENT…]
         cd "$folder"
         export CARGO_PKG_NAME="${name%/*}" CARGO_MANIFEST_DIR="$folder" LD_LIBRARY_PATH="$libraries"
         begun=$SECONDS status=0
-        "$program" "$@" </dev/null >"$logs/log" 2>&1 || status=$?
+        timeout --kill-after=10 "$limit" "$program" "$@" </dev/null >"$logs/log" 2>&1 || status=$?
+        [ "$status" -ne 124 ] || printf 'killed after %d s\n' "$limit" >>"$logs/log"
         echo $((SECONDS - begun)) >"$logs/seconds"
         exit "$status"
     ) &
