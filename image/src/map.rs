@@ -90,8 +90,11 @@ impl Map {
     /// for the words of that.
     pub(crate) fn show_size(&mut self, before: u64) {
         let (size, cluster) = (self.layers.top().shape.size, self.cluster());
+        let last = (before - 1) / cluster;
+        // What its base holds behind the end of the disk is no part of that, also where the base alone had its page.
+        self.table.is_here(last);
         self.table.grow(size);
-        self.units.unload(&self.table, (before - 1) / cluster);
+        self.units.unload(&self.table, last);
     }
 
     /// Has the table say where a cluster is, and its neighbours.

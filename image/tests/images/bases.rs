@@ -1,9 +1,10 @@
 //! What images of a process are based on, opened once for all of them.
 
-use crate::disk::layers;
+use crate::disk::{TestDisk, layers};
 use crate::record::Hold;
 use ringway_image::{Bases, Format, Image, NewImage, Use};
 use std::fs::File;
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, channel};
@@ -55,4 +56,31 @@ fn b46_a_base_that_takes_long_holds_up_no_image_with_another_one() {
     assert_eq!(bases.based_on(&slow_base).unwrap(), 2);
     drop((first, second));
     assert_eq!(bases.based_on(&slow_base).unwrap(), 0);
+}
+
+/// The table of its base says where its clusters are while it has none of its own: not beyond its end.
+#[test]
+fn c70_a_clone_that_has_written_nothing_grows_over_a_longer_base() {
+    const CLUSTER: usize = 65536;
+    for clusters in [3, 512] {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("clone.qcow2");
+        let base = File::create_new(folder.path().join("base.raw")).unwrap();
+        base.set_len(1000 * CLUSTER as u64).unwrap();
+        let (old, new) = (clusters * CLUSTER, (clusters + 5) * CLUSTER);
+        base.write_all_at(&vec![0xba; 8 * CLUSTER], (old - 3 * CLUSTER) as u64).unwrap();
+        let backing = Some((Path::new("base.raw"), Format::Raw));
+        let image = NewImage { virtual_size: old as u64, cluster_bits: 16, backing };
+        image.write(&File::create_new(&path).unwrap()).unwrap();
+        let mut disk = TestDisk::open(&path, false);
+        assert_eq!(disk.read((old - CLUSTER) as u64, CLUSTER), vec![0xba; CLUSTER]);
+        disk.image.grow(new as u64).unwrap();
+        for again in [false, true] {
+            let found = disk.read((old - CLUSTER) as u64, 6 * CLUSTER);
+            assert!(found[..CLUSTER].iter().all(|byte| *byte == 0xba), "{clusters}, {again}");
+            assert!(found[CLUSTER..].iter().all(|byte| *byte == 0), "{clusters}, {again}");
+            drop(disk);
+            disk = TestDisk::open(&path, false);
+        }
+    }
 }
