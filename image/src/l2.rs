@@ -126,6 +126,20 @@ impl Tables {
         self.l1.len()
     }
 
+    /// L1 entries of the file behind those that are in memory, by their place: where their tables are. A saved machine has
+    /// some, and a disk of which a kill has left the old size while it grew.
+    ///
+    /// # Errors
+    /// What the host says.
+    pub(crate) fn behind(&self) -> io::Result<Vec<(usize, u64)>> {
+        let there = self.l1_len();
+        let count = (self.shape.l1_entries as usize).saturating_sub(there);
+        let mut bytes = vec![0; 8 * count];
+        self.file.read_or_zero(&mut bytes, self.shape.l1_offset + 8 * there as u64)?;
+        let offsets = (there..).zip(words(&bytes).map(|word| word & OFFSET));
+        Ok(offsets.filter(|(_, offset)| *offset != 0).collect())
+    }
+
     /// The L1 table is elsewhere from now on, or longer by entries that are zero.
     pub(crate) fn set_l1_table(&mut self, offset: u64, entries: u32) {
         (self.shape.l1_offset, self.shape.l1_entries) = (offset, entries);

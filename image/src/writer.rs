@@ -369,13 +369,6 @@ impl Writer {
         for (index, before) in std::mem::take(&mut self.l1) {
             let tables = map.layers.top();
             let (mut unused, table) = (before, (tables.l1(index) & OFFSET) / size);
-            // Whoever comes after a kill looks for tables of the disk as its header has it, and a larger one is being
-            // made. A kill may leak that table.
-            let is_behind = (index as u64) << (tables.shape.l2_bits() + tables.shape.cluster_bits)
-                >= tables.shape.size;
-            if is_behind {
-                self.refcounts.loose.remove(table);
-            }
             match tables.write_l1(index, before) {
                 Ok(()) => self.refcounts.loose.remove(table),
                 Err(not) => {

@@ -129,11 +129,14 @@ pub(crate) fn unused(
 ) -> io::Result<Vec<u64>> {
     let shape = tables.shape;
     let clusters = shape.size.div_ceil(shape.cluster());
+    let behind: HashSet<u64> =
+        tables.behind()?.into_iter().map(|(_, offset)| offset >> shape.cluster_bits).collect();
     // Each table is read once.
     loose.sort_unstable_by_key(|(cluster, user)| (*user, *cluster));
     let mut unused = Vec::new();
     for (cluster, user) in loose {
-        if refcounts.metadata.contains(cluster) || refcounts.count(cluster)? != 1 {
+        let is_table = refcounts.metadata.contains(cluster) || behind.contains(&cluster);
+        if is_table || refcounts.count(cluster)? != 1 {
             continue;
         }
         let is_named = match user {

@@ -9,8 +9,7 @@
 
 use super::Writer;
 use crate::header::{L1_BYTES_MAX, l1_entries};
-use crate::l2::Tables;
-use crate::layout::{OFFSET, Shape, corrupt, words};
+use crate::layout::{Shape, corrupt, words};
 use crate::map::Map;
 use ringway_core::ByteRange;
 use std::io;
@@ -224,7 +223,7 @@ impl Behind {
     fn read(map: &mut Map) -> io::Result<Self> {
         let tables = map.layers.top();
         let (shape, mut all) = (tables.shape, Vec::new());
-        for (index, offset) in behind(tables)? {
+        for (index, offset) in tables.behind()? {
             let mut bytes = vec![0; 1 << shape.cluster_bits];
             tables.file.read_or_zero(&mut bytes, offset)?;
             // What is damaged leaks.
@@ -240,21 +239,11 @@ impl Behind {
     fn cut(mut self, map: &mut Map, all: bool) -> Vec<Cut> {
         if !all {
             // Nobody knows.
-            let Ok(left) = behind(map.layers.top()) else { return Vec::new() };
+            let Ok(left) = map.layers.top().behind() else { return Vec::new() };
             self.0.retain(|cut| left.iter().all(|(index, _)| *index != cut.index));
         }
         self.0
     }
-}
-
-/// L1 entries of the file behind those of the disk, by their place: where their tables are.
-fn behind(tables: &Tables) -> io::Result<Vec<(usize, u64)>> {
-    let (shape, there) = (tables.shape, tables.l1_len());
-    let count = (shape.l1_entries as usize).saturating_sub(there);
-    let mut bytes = vec![0; 8 * count];
-    tables.file.read_or_zero(&mut bytes, shape.l1_offset + 8 * there as u64)?;
-    let offsets = (there..).zip(words(&bytes).map(|word| word & OFFSET));
-    Ok(offsets.filter(|(_, offset)| *offset != 0).collect())
 }
 
 /// Refuses what cannot be, before anything is changed.

@@ -525,6 +525,45 @@ fn c47_what_a_table_names_is_not_given_back() {
     checked(&path).unwrap();
 }
 
+/// A kill while a disk grows, right behind the write of an L1 entry: the header has the old size, and what had been
+/// taken ahead is in the list still.
+#[test]
+fn c71_a_table_behind_the_disk_is_not_given_back() {
+    const BYTES: u64 = 64 * 512;
+    let folder = tempfile::tempdir().unwrap();
+    let (path, at) = (folder.path().join("top.qcow2"), folder.path().join("journal"));
+    std::fs::write(folder.path().join("base.raw"), vec![0xba; 3 * BYTES as usize]).unwrap();
+    let file = File::options().read(true).write(true).create_new(true).open(&path).unwrap();
+    let backing = Some((Path::new("base.raw"), Format::Raw));
+    NewImage { virtual_size: BYTES, cluster_bits: 9, backing }.write(&file).unwrap();
+    let word = |at| {
+        let mut word = [0; 8];
+        file.read_exact_at(&mut word, at).unwrap();
+        u64::from_be_bytes(word)
+    };
+    let (mut disk, _) = TestDisk::open_with_journal(&path, 1, &at);
+    disk.write(0, &[1; 512]);
+    disk.image.grow(3 * BYTES).unwrap();
+    kill(disk);
+    // As it was before the header had the new size.
+    file.write_all_at(&BYTES.to_be_bytes(), 24).unwrap();
+    let l1 = word(40);
+    let tables = [1, 2].map(|index| (word(l1 + 8 * index) << 1 >> 1) / 512);
+    assert!(tables.iter().all(|table| *table != 0), "the longer base is hidden by tables");
+    let slots = tables.iter().flat_map(|table| [*table, 0].map(u64::to_ne_bytes)).flatten();
+    let list = File::options().read(true).write(true).open(&at).unwrap();
+    list.write_all_at(&slots.collect::<Vec<u8>>(), 4096 + 4096 * 16 + 3000 * 16).unwrap();
+    let (mut disk, replayed) = TestDisk::open_with_journal(&path, 1, &at);
+    assert_eq!((replayed, disk.image.size()), (Replayed::Nothing, BYTES));
+    checked(&path).unwrap();
+    (1..64).for_each(|cluster| disk.write(cluster * 512, &[2; 512]));
+    disk.image.grow(3 * BYTES).unwrap();
+    assert_eq!(disk.read(512, BYTES as usize - 512), vec![2; BYTES as usize - 512]);
+    assert_eq!(disk.read(BYTES, 2 * BYTES as usize), vec![0; 2 * BYTES as usize]);
+    drop(disk);
+    assert_eq!(checked(&path).unwrap().leaks, 0);
+}
+
 /// An overlay of two L2 tables, both there: its file, and for which part of that the second one is.
 fn two_tables() -> (tempfile::TempDir, PathBuf, File, std::ops::Range<u64>) {
     let folder = tempfile::tempdir().unwrap();
