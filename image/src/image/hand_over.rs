@@ -38,13 +38,18 @@ impl Image {
         {
             let (file, bytes) = (Arc::clone(file), *file_bytes);
             // It may have been flattened, and what it is based on merged: nobody does that meanwhile.
-            *shape = self.in_thread(move |work| {
+            let header = self.in_thread(move |work| {
                 if skips_middle.load(SeqCst) {
                     return Err(io::Error::other("its header may name another base by now"));
                 }
-                let shape = Shape::from(&read(&file, bytes, unit)?);
-                work.hand_over().map(|()| shape)
+                let header = read(&file, bytes, unit)?;
+                work.hand_over().map(|()| header)
             })??;
+            *shape = Shape::from(&header);
+            if header.backing.is_none() {
+                // What others write where it has nothing is zeroes to them.
+                chain.truncate(1);
+            }
         }
         Ok(chain)
     }

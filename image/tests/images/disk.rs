@@ -96,7 +96,10 @@ impl TestDisk {
     pub(crate) fn open_in_units(path: &Path, read_only: bool, unit: u32) -> Self {
         let usage = Use { read_only, grows: true, barriers: true };
         let (layers, bases) = (layers(path, read_only), Bases::default());
-        let image = Image::open_beside(layers, usage, &bases, unit).unwrap();
+        Self::of(Image::open_beside(layers, usage, &bases, unit).unwrap())
+    }
+
+    pub(crate) fn of(image: Image) -> Self {
         Self { client: image.client(256).unwrap(), image }
     }
 

@@ -1,8 +1,9 @@
 //! An image is flattened while it is written: the same content, and then without what it was based on.
 
-use crate::disk::{TestDisk, layers};
+use crate::disk::{Change, TestDisk, layers};
 use crate::matrix::{random_changes, same};
 use crate::qemu;
+use ringway_core::Op;
 use ringway_image::{Format, Image, NewImage, Use};
 use ringway_testkit::Rng;
 use std::fs::File;
@@ -76,6 +77,31 @@ fn zeroes_are_not_copied() {
     let mut disk = TestDisk::open(&path, false);
     assert_eq!(disk.image.layers().len(), 1);
     same(&disk.read(0, base.len()), &base, 0);
+}
+
+/// It is flattened, its guest leaves before it is opened anew, and what it discards elsewhere is not to be found in the
+/// former base when it comes back.
+#[test]
+fn c72_a_flattened_image_comes_back_without_its_base() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("image.qcow2");
+    std::fs::write(folder.path().join("base.raw"), vec![7; 4 << 16]).unwrap();
+    let backing = Some((Path::new("base.raw"), Format::Raw));
+    let new = NewImage { virtual_size: 4 << 16, cluster_bits: 16, backing };
+    new.write(&File::create_new(&path).unwrap()).unwrap();
+    let disk = TestDisk::open(&path, false);
+    disk.image.pull(0, u64::MAX >> 1).unwrap();
+    disk.image.detach().unwrap();
+    let mut left = disk.image.hand_over(1).unwrap();
+    let usage = disk.image.usage();
+    drop(disk);
+    let mut elsewhere = TestDisk::open(&path, false);
+    elsewhere.change(&mut [Change { op: Op::Discard, at: 1 << 16, bytes: vec![0; 1 << 16] }]);
+    drop(elsewhere);
+    left[0] = left[0].taken_over(usage, 1).unwrap();
+    let mut back = TestDisk::of(Image::open(left, usage).unwrap());
+    let found = [0, 1, 2, 3].map(|cluster| back.read(cluster << 16, 1)[0]);
+    assert_eq!(found, [7, 0, 7, 7]);
 }
 
 /// A snapshot within the image looks for what it lacks in the backing file, too.
