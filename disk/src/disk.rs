@@ -15,7 +15,7 @@ use ringway_rbd::Image as RbdImage;
 use ringway_scheduler::SharedPolicy;
 use ringway_throttle::Member;
 use std::fs::File;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// An open disk, shared by all its queues.
@@ -46,6 +46,8 @@ pub struct Disk {
     pub(crate) rbd: Option<Arc<RbdImage>>,
     /// The NVMe namespace whose character device its file is, if it is one.
     pub(crate) nvme: Option<Arc<Namespace>>,
+    /// See [`Disk::abandon`].
+    pub(crate) abandoned: AtomicBool,
     pub(crate) flush_failed: AtomicBool,
     /// It failed in an earlier process.
     pub(crate) failure_inherited: AtomicBool,
@@ -193,6 +195,17 @@ impl Disk {
     /// As [`Disk::has_reached_limit`]; the next one that waits rings.
     pub fn take_limit_reached(&self) -> bool {
         self.at_limit.take()
+    }
+
+    /// A worker has ended, and left to the kernel what it had in flight: nobody will know when that is over.
+    pub fn abandon(&self) {
+        self.abandoned.store(true, SeqCst);
+    }
+
+    /// True once a worker has left something in flight ([`Disk::abandon`]).
+    #[must_use]
+    pub fn is_abandoned(&self) -> bool {
+        self.abandoned.load(SeqCst)
     }
 
     /// What went wrong on it.

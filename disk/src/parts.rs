@@ -133,6 +133,7 @@ impl From<Parts> for Disk {
             engine: parts.engine,
             engine_why: parts.engine_why,
             alignment: parts.alignment,
+            abandoned: AtomicBool::new(false),
             flush_failed: AtomicBool::new(false),
             failure_inherited: AtomicBool::new(false),
             turn: Arc::default(),

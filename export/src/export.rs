@@ -217,17 +217,18 @@ impl<Q: QueueLifecycle> Export<Q> {
         self.failed.store(true, SeqCst);
     }
 
-    /// True if it serves nobody any more ([`Export::fail`]).
+    /// True if it serves nobody any more ([`Export::fail`]), or a worker has left something in flight
+    /// ([`Disk::abandon`]).
     #[must_use]
     pub fn has_failed(&self) -> bool {
-        self.failed.load(SeqCst)
+        self.failed.load(SeqCst) || self.disk.is_abandoned()
     }
 
     /// True once all queues of earlier connections have come back; never again after a worker has
     /// failed with one of them.
     #[must_use]
     pub fn is_clear(&self) -> bool {
-        if self.failed.load(SeqCst) {
+        if self.has_failed() {
             return false;
         }
         let mut fenced = lock(&self.fenced);
@@ -239,7 +240,8 @@ impl<Q: QueueLifecycle> Export<Q> {
             }
             Err(TryRecvError::Disconnected) => false,
         });
-        fenced.is_empty()
+        // A worker says so before its promises are broken.
+        fenced.is_empty() && !self.has_failed()
     }
 
     /// The disk.

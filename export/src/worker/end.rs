@@ -10,6 +10,7 @@ use ringway_core::thread::panic_message;
 use std::io;
 use std::mem::forget;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::sync::Weak;
 
 /// Why a worker ended that was not told to.
 #[derive(Debug, thiserror::Error)]
@@ -74,13 +75,18 @@ impl<E: Engine, Q: QueueLifecycle> Worker<E, Q> {
     /// it believes is not known. It is left alone for the rest of the process, and so is all memory its
     /// operations may write to. Whoever waits for an answer hears of the end in any case.
     pub(super) fn take_down(self, after_panic: bool) {
-        let Self { engine, mut queues, waiting, inbox, .. } = self;
+        let Self { engine, mut queues, waiting, inbox, known, .. } = self;
+        // Whose queues there are may be among what is not known.
+        let leave_in_flight =
+            || known.iter().filter_map(Weak::upgrade).for_each(|disk| disk.abandon());
         if after_panic {
+            leave_in_flight();
             let abandon = |queue: &mut WorkerQueue<Q>| queue.disk.abandon_sync();
             let all = || queues.iter_mut().flatten().for_each(abandon);
             let _ = catch_unwind(AssertUnwindSafe(all));
             forget((engine, queues));
         } else if catch_unwind(AssertUnwindSafe(|| drop(engine))).is_err() {
+            leave_in_flight();
             forget(queues);
         } else {
             // Before anybody waits for the thread of an image, which may wait for its turn.

@@ -11,7 +11,7 @@ use std::io::{self, Read};
 use std::os::fd::RawFd;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::SeqCst};
 use std::time::Duration;
 
 /// Where an engine goes wrong once it has taken a transfer.
@@ -22,6 +22,8 @@ enum Wrong {
     Submit,
     Reap,
     Wait,
+    /// In the first look for what is done after it was told to ([`Known::told`]).
+    Later,
     /// It fails with an error, and panics when it is dropped.
     FailsAndDrop,
 }
@@ -32,6 +34,7 @@ struct Known {
     engines: AtomicUsize,
     /// Where the guest's memory lies that a transfer is to fill, in this process.
     memory: AtomicU64,
+    told: AtomicBool,
 }
 
 /// Completes nothing once it has gone wrong: to the kernel all of it is in flight for ever.
@@ -90,6 +93,9 @@ impl Engine for Panicking {
 
     fn reap(&mut self, out: &mut Reaped) -> usize {
         self.pass(Wrong::Reap);
+        if self.known.told.load(SeqCst) {
+            self.pass(Wrong::Later);
+        }
         self.inner.reap(out)
     }
 
@@ -191,4 +197,25 @@ fn e05_a_worker_that_panics_ends_its_sessions_and_keeps_their_memory() {
         assert!(is_mapped(memory), "{wrong:?}: guest memory that may still be written to is gone");
         assert!(!rig.export().is_clear(), "{wrong:?}: what is in flight is not known to be over");
     }
+}
+
+/// Its front-end has gone before, and has left a request to the disk.
+#[test]
+fn b50_what_a_worker_that_panics_had_of_connections_that_ended_may_still_land() {
+    let known: Arc<Known> = Arc::default();
+    let mut rig = rig(Wrong::Later, &known);
+    let mut device = Options::new().queues(1).over(rig.connect()).unwrap();
+    let mut queue = device.queue::<()>().unwrap();
+    begin(&device, &mut queue);
+    while known.memory.load(SeqCst) == 0 {
+        std::thread::yield_now();
+    }
+    drop((queue, device));
+    assert_eq!(rig.join_sessions(), [Ended::ByPeer]);
+    assert!(!rig.export().is_clear(), "it is in flight");
+    known.told.store(true, SeqCst);
+    assert!(rig.stats_of(0).is_none(), "the worker has ended");
+    let export = rig.export();
+    assert!(!export.is_clear() && export.has_failed(), "nobody can know that it is over");
+    assert!(is_mapped(known.memory.load(SeqCst)), "guest memory that may be written to is gone");
 }
