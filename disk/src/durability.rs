@@ -7,6 +7,7 @@ use crate::state::{
     STATE_BYTES, STATE_EXPORT_AT, STATE_FLUSH_FAILED, STATE_FLUSHING, STATE_KEPT, STATE_PAUSED,
     State,
 };
+use ringway_core::file::FileShape;
 use ringway_core::kill_point;
 use ringway_core::mem::MappingError;
 use ringway_core::sync_turn::SyncTurn;
@@ -33,6 +34,11 @@ impl Disk {
         keeper: Arc<dyn Any + Send + Sync>,
     ) -> Result<(), MappingError> {
         let state = State::map(file, keeper)?;
+        // With a journal that was there and is not taken up, what it holds would be lost.
+        let has_journal = FileShape::of(file).is_ok_and(|shape| shape.bytes > STATE_BYTES);
+        let wants = has_journal && self.active().unmapped.is_some();
+        let kept = Arc::clone(&state.file);
+        let journal = wants.then(|| Journal::map(kept, STATE_BYTES)).transpose()?;
         let counts =
             self.remote.is_some().then(|| Counts::map(file, STATE_EXPORT_AT)).transpose()?;
         // It has failed here, whatever others know.
@@ -57,11 +63,10 @@ impl Disk {
                  may have told nobody else"
             );
         }
-        let kept = Arc::clone(&state.file);
         let mut active = self.active();
         let _before = active.state.replace(state);
-        if active.unmapped.is_some() {
-            active.journal = Journal::map(kept, STATE_BYTES).ok().map(Arc::new);
+        if wants {
+            active.journal = journal.map(Arc::new);
         }
         drop(active);
         if let Some((remote, counts)) = self.remote.as_ref().zip(counts) {

@@ -1,7 +1,7 @@
 //! What is not in guests' memory and outlives a daemon: pauses, failed flushes.
 #![allow(missing_docs)]
 
-use crate::common::{Daemon, folder, ringway, write};
+use crate::common::{Daemon, folder, kill_all, ringway, write};
 use ringway_driver::{BlkQueue, Device, Options};
 use ringway_testkit::{LoopDevice, Mounted};
 use std::io::Write;
@@ -89,6 +89,54 @@ fn c15_a_state_folder_without_room_is_told() {
     let daemon = serve(dir, &[]);
     assert!(!daemon.log().contains("will not outlive"), "{}", daemon.log());
     daemon.stop();
+}
+
+/// What was kept of a disk is there and cannot be taken up: it is not served as if nothing had been kept, whether it
+/// is there at the start or added.
+#[test]
+fn c80_what_was_kept_and_cannot_be_taken_up_is_not_forgotten() {
+    for sandbox in [&[][..], &["--sandbox", "off"], &["--isolate"]] {
+        let dir = folder();
+        let dir = dir.path();
+        let daemon = serve(dir, sandbox);
+        ctl(dir, &["pause", "0"]);
+        kill_all(daemon);
+        let files = std::fs::read_dir(dir.join("state")).unwrap().map(|file| file.unwrap().path());
+        let file = files.last().expect("what is kept");
+        let all = || (std::fs::read(&file).unwrap(), file.metadata().unwrap().permissions().mode());
+        let length = file.metadata().unwrap().len();
+        let open = || std::fs::File::options().write(true).open(&file).unwrap();
+        let allow = |mode| std::fs::set_permissions(&file, PermissionsExt::from_mode(mode)).unwrap();
+        type Change<'a> = &'a dyn Fn();
+        let wrongs: [(Change<'_>, Change<'_>, &str); 2] = [
+            (&|| allow(0o666), &|| allow(0o600), "others can write"),
+            (&|| open().set_len(length + 1).unwrap(), &|| open().set_len(length).unwrap(), "version"),
+        ];
+        for (spoil, mend, why) in wrongs {
+            spoil();
+            let before = all();
+            let refused = ringway().arg("serve").args(ARGS).args(sandbox).current_dir(dir).output();
+            let refused = refused.unwrap();
+            let said = String::from_utf8_lossy(&refused.stderr);
+            assert!(!refused.status.success() && said.contains(why), "{sandbox:?}: {said}");
+            assert!(said.contains("disk.img: what was kept of it"), "{sandbox:?}: {said}");
+            assert!(all() == before, "{sandbox:?}, {why}: it was changed");
+            // Another disk is served, and that one is not added either.
+            std::fs::write(dir.join("other.img"), vec![0; 1 << 20]).unwrap();
+            let other = ["other.img", "--socket", "o", "--control", "c", "--state-dir", "state"];
+            let daemon = Daemon::serve(dir, &[&other[..], sandbox].concat());
+            let add = ["ctl", "--control", "c", "add", "disk.img", "--socket", "s"];
+            let added = ringway().args(add).current_dir(dir).output().unwrap();
+            let said = String::from_utf8_lossy(&added.stderr);
+            assert!(!added.status.success() && said.contains(why), "{sandbox:?}: {said}");
+            daemon.stop();
+            assert!(all() == before, "{sandbox:?}, {why}: it was changed");
+            mend();
+        }
+        let daemon = serve(dir, sandbox);
+        assert!(ctl(dir, &["list", "--json"]).contains("\"paused\""), "{sandbox:?}");
+        daemon.stop();
+    }
 }
 
 /// On a file system that does not tell when files were made, an image may get the number of one that was

@@ -200,7 +200,7 @@ impl Host {
     /// outlive the daemon has its place, and of an image that is not raw what is needed to serve it is read.
     fn make_ours(&self, disk: &mut Disk) -> anyhow::Result<()> {
         if !disk.is_incoming() {
-            self.states.keep(disk);
+            self.states.keep(disk)?;
         }
         let mapped = disk.map_image_beside(&self.bases);
         mapped.with_context(|| format!("{}: cannot read its tables", disk.name()))

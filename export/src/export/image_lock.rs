@@ -193,7 +193,7 @@ impl<Q: QueueLifecycle> Export<Q> {
         if self.image_lock.names.as_ref().is_some_and(|names| !names.leads_to(&self.disk)) {
             return Err("another file has its name by now: start this daemon anew".into());
         }
-        self.keep_state();
+        self.keep_state()?;
         self.disk.forget_cached();
         self.map_again()?;
         let bytes = self.disk.next_size(None).map_err(|error| format!("its size: {error}"))?;
@@ -202,15 +202,16 @@ impl<Q: QueueLifecycle> Export<Q> {
     }
 
     /// What outlives this process is ours with the lock; that it was paused by whoever had it before, for one.
-    fn keep_state(&self) {
-        let Some(names) = &self.image_lock.names else { return };
-        names.keep_state(&self.disk);
+    fn keep_state(&self) -> Result<(), String> {
+        let Some(names) = &self.image_lock.names else { return Ok(()) };
+        names.keep_state(&self.disk)?;
         if self.disk.was_paused() {
             self.paused.store(true, SeqCst);
             self.rests.store(true, SeqCst);
             let disk = self.disk.name();
             warn!(disk, "paused, as it was when it was served before: ringway ctl resume");
         }
+        Ok(())
     }
 
     /// Reads the tables of an image that is not raw, if they are not known.

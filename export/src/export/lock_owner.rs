@@ -18,8 +18,11 @@ pub trait Names: Send + Sync {
     fn holder(&self, disk: &Disk) -> String;
 
     /// The lock of a disk is ours: has what outlives this process kept where its predecessor kept it
-    /// ([`Disk::keep_state`]), if there is a place. Where that fails the log is told, and it is served without.
-    fn keep_state(&self, disk: &Disk);
+    /// ([`Disk::keep_state`]), if there is a place; without one the log is told, and it is served all the same.
+    ///
+    /// # Errors
+    /// That what its predecessor kept cannot be taken up: it is not to be served without that.
+    fn keep_state(&self, disk: &Disk) -> Result<(), String>;
 }
 
 /// The lock of an export's image.

@@ -1,6 +1,7 @@
 //! The daemon's side: asks the helper.
 
 use super::protocol::{HelperAnswer, HelperRequest, SocketBusy, Wanted};
+use super::state::NoPlace;
 use super::wire::{AskError, Asker, receive};
 use crate::xen;
 use anyhow::{anyhow, bail};
@@ -157,10 +158,13 @@ impl Client {
         request: &HelperRequest,
         image: Option<BorrowedFd<'_>>,
     ) -> anyhow::Result<(File, HelpersState)> {
-        let (HelperAnswer::State { number }, Some(file)) = self.ask_with(request, image)? else {
-            bail!(OUT_OF_TURN);
-        };
-        Ok((file.into(), HelpersState { helper: Arc::clone(self), number }))
+        match self.ask_with(request, image)? {
+            (HelperAnswer::State { number }, Some(file)) => {
+                Ok((file.into(), HelpersState { helper: Arc::clone(self), number }))
+            }
+            (HelperAnswer::NoPlace { why }, _) => bail!(NoPlace(why)),
+            _ => bail!(OUT_OF_TURN),
+        }
     }
 
     pub(super) fn open(
@@ -254,16 +258,17 @@ impl xen::Access for Client {}
 
 pub(super) const OUT_OF_TURN: &str = "the process that opens files answers something else";
 
-fn helper_ended() -> anyhow::Error {
-    anyhow!(
-        "the process that opens files for this daemon has ended (ringway-helper). Disks are served \
-         on; to add some, start the daemon anew"
-    )
-}
+/// Nobody is at the other end of the line any more.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "the process that opens files for this daemon has ended (ringway-helper). Disks are served on; to add some, start \
+     the daemon anew"
+)]
+pub(super) struct HelperEnded;
 
 /// Whatever the host says to a line, nobody is at its other end.
 fn failed(error: AskError) -> anyhow::Error {
-    if error.is_gone() { helper_ended() } else { error.into() }
+    if error.is_gone() { HelperEnded.into() } else { error.into() }
 }
 
 /// A refusal becomes an error.

@@ -18,8 +18,8 @@ use super::duties::Duties;
 use super::forked::{Event, Parent, leave_no_zombie, line, settle};
 use super::known_exports;
 use super::local::{Local, Opened, OwnFile, configuration, listen, open};
-use super::protocol::{Found, HelperAnswer, HelperRequest, Wanted};
-use super::state::StateKeeper;
+use super::protocol::{Found, HelperAnswer, HelperRequest, Wanted, reason};
+use super::state::{NoPlace, StateKeeper};
 use super::wire::{SendError, send};
 use crate::sandbox::{Account, HelperNeeds, acting_as, confine_helper};
 #[cfg(feature = "xen")]
@@ -233,7 +233,7 @@ impl Helper {
                 if !self.remotes.contains(&name.0) {
                     bail!("this daemon has no such export");
                 }
-                self.keep(StateKeeper::of_export(dir, &name.0)?)
+                self.keep(StateKeeper::of_export(dir, &name.0))
             }
             HelperRequest::Stateless { number } => {
                 let keeper = lock(&self.things).states.remove(&number);
@@ -404,11 +404,17 @@ impl Helper {
         let Some(dir) = &self.duties.state_dir else {
             bail!("this daemon keeps no state of its disks");
         };
-        self.keep(StateKeeper::beside(dir, written(image)?, cached)?)
+        self.keep(StateKeeper::beside(dir, written(image)?, cached))
     }
 
     /// Looks after it from now on.
-    fn keep(&self, keeper: StateKeeper) -> Answered {
+    fn keep(&self, keeper: anyhow::Result<StateKeeper>) -> Answered {
+        let keeper = match keeper {
+            Err(error) if error.is::<NoPlace>() => {
+                return Ok((HelperAnswer::NoPlace { why: reason(&error) }, None));
+            }
+            keeper => keeper?,
+        };
         let file = keeper.file().try_clone()?;
         let mut things = lock(&self.things);
         things.next += 1;

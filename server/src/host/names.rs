@@ -50,8 +50,8 @@ impl Names for PathNames {
         found.unwrap_or_else(|| "a process that cannot be seen from here".into())
     }
 
-    fn keep_state(&self, disk: &Disk) {
-        self.states.keep(disk);
+    fn keep_state(&self, disk: &Disk) -> Result<(), String> {
+        self.states.keep(disk).map_err(|error| in_full(&error))
     }
 }
 

@@ -113,6 +113,8 @@ pub(super) enum HelperAnswer {
     Located(Location),
     /// Comes with its file.
     State { number: u64 },
+    /// Nothing is kept of the disk, and cannot be.
+    NoPlace { why: String },
     /// As far as can be seen.
     Holder(Option<String>),
     /// Comes with it, if there is one.

@@ -39,6 +39,17 @@ const LEFT_MAX: usize = 2;
 const LAST_ONE_TRIES: u32 = 20;
 const LAST_ONE_PAUSE: Duration = Duration::from_millis(1);
 
+/// Nothing is kept of a disk, and there is no place to keep it.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub(super) struct NoPlace(pub(super) String);
+
+impl NoPlace {
+    fn of(error: &anyhow::Error) -> Self {
+        Self(in_full(error))
+    }
+}
+
 /// The folder, as it was when the daemon was started.
 #[derive(Clone)]
 pub(crate) struct StateDir(Arc<OwnedFd>);
@@ -79,24 +90,46 @@ impl StateDir {
     }
 
     /// The file of one disk, which is made if there is none.
+    ///
+    /// # Errors
+    /// What the host says: [`NoPlace`] if nothing was kept of the disk. Anything else is that something may have been,
+    /// which is as it was.
     pub(super) fn file(&self, name: StateName) -> anyhow::Result<File> {
-        let flags = OFlags::RDWR | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let name = name.to_string();
         let cannot = || format!("the state of a disk, {name}");
-        let file = openat(&*self.0, &name, flags, Mode::RUSR | Mode::WUSR).with_context(cannot)?;
+        let open = |more| {
+            let flags = OFlags::RDWR | OFlags::NOFOLLOW | OFlags::CLOEXEC | more;
+            openat(&*self.0, &name, flags, Mode::RUSR | Mode::WUSR)
+        };
+        let file = match open(OFlags::empty()) {
+            Err(Errno::NOENT) => {
+                let made = open(OFlags::CREATE).with_context(cannot);
+                made.map_err(|error| NoPlace::of(&error))?
+            }
+            opened => opened.with_context(cannot)?,
+        };
         let file = File::from(file);
         let meta = file.metadata().with_context(cannot)?;
         let ours = meta.uid() == rustix::process::geteuid().as_raw();
         if !meta.is_file() || !ours || meta.mode() & 0o077 != 0 {
             bail!("{}: others can write to it", cannot());
         }
-        file.set_len(STATE_FILE_BYTES).with_context(cannot)?;
+        if meta.len() > STATE_FILE_BYTES {
+            bail!("{}: it is of a later version, or of something else", cannot());
+        }
         // What is stored in the page later cannot fail for want of room.
         let allocate = || rustix::fs::fallocate(&file, FallocateFlags::empty(), 0, STATE_BYTES);
-        match rustix::io::retry_on_intr(allocate) {
+        let grown = file.set_len(STATE_FILE_BYTES).map_err(anyhow::Error::from);
+        let promised = grown.and_then(|()| match rustix::io::retry_on_intr(allocate) {
             // Folders of a kind that cannot promise it.
-            Ok(()) | Err(Errno::OPNOTSUPP | Errno::NOSYS) => Ok(file),
-            Err(error) => Err(error).with_context(cannot),
+            Ok(()) | Err(Errno::OPNOTSUPP | Errno::NOSYS) => Ok(()),
+            Err(error) => Err(error.into()),
+        });
+        match promised.with_context(cannot) {
+            Ok(()) => Ok(file),
+            // Nothing was ever stored in it.
+            Err(error) if meta.blocks() == 0 => Err(NoPlace::of(&error).into()),
+            Err(error) => Err(error),
         }
     }
 }
@@ -143,7 +176,7 @@ pub(super) struct StateKeeper {
     folder: Arc<OwnedFd>,
     state: Arc<File>,
     page: Mapping,
-    journal: Option<Journal>,
+    journal: Journal,
     /// What of an export is answered and durable, if it is one.
     counts: Option<Counts>,
     /// In a helper: whether the disk goes through the page cache.
@@ -217,9 +250,10 @@ impl StateKeeper {
                     tries += 1;
                     std::thread::sleep(LAST_ONE_PAUSE);
                 }
-                Err(Errno::WOULDBLOCK) => {
-                    bail!("somebody has locked the state of this export, {name}")
-                }
+                // Nor is it taken for what was kept: whoever may lock it would keep others from being served.
+                Err(Errno::WOULDBLOCK) => bail!(NoPlace(format!(
+                    "somebody has locked the state of this export, {name}"
+                ))),
                 Err(error) => Err(error)?,
             }
         };
@@ -239,7 +273,7 @@ impl StateKeeper {
         let folder = Arc::clone(&dir.0);
         let page = Mapping::of_file(&state, 0, STATE_BYTES)?;
         let state = Arc::new(state);
-        let journal = Journal::map(Arc::clone(&state), STATE_BYTES).ok();
+        let journal = Journal::map(Arc::clone(&state), STATE_BYTES)?;
         let is_export = matches!(kept.name, StateName::Export(_));
         let counts = is_export.then(|| Counts::map(&state, STATE_EXPORT_AT)).transpose()?;
         let keeper = Self { folder, state, page, journal, counts, beside, images: vec![kept] };
@@ -345,7 +379,7 @@ impl StateKeeper {
                 tracing::error!("{name}: written data was lost when its daemon ended: {error}");
                 self.word().fetch_or(STATE_FLUSH_FAILED, SeqCst);
                 // What its entries lead to may be lost, and what the image held before is not.
-                self.journal.iter().for_each(Journal::end);
+                self.journal.end();
             }
         }
     }
@@ -354,7 +388,7 @@ impl StateKeeper {
     /// the file; the outcome of a flush that is still under way is.
     pub(super) fn leave(&self) {
         self.ask_witnesses();
-        let used = self.journal.as_ref().is_some_and(Journal::is_used)
+        let used = self.journal.is_used()
             || self.counts.as_ref().is_some_and(Counts::may_be_lost);
         // An export has no lock: others may use it.
         let alone = || {

@@ -1,8 +1,8 @@
 //! Where a daemon keeps what must outlive it of its disks. What is kept of an image belongs to whoever has its
 //! lock: it is taken up when that is taken, and left before it goes ([`Disk::leave_state`]).
 
-use super::client::Client;
-use super::state::{OwnState, StateDir, StateKeeper};
+use super::client::{Client, HelperEnded};
+use super::state::{NoPlace, OwnState, StateDir, StateKeeper};
 use ringway_disk::{CacheMode, Disk};
 use ringway_terminal::reasons::in_full;
 use std::sync::{Arc, Mutex};
@@ -29,18 +29,29 @@ impl States {
 
     /// Has what must outlive the daemon kept of a disk whose image is locked. Without a place the log is told, and
     /// it is served all the same.
-    pub(super) fn keep(&self, disk: &Disk) {
+    ///
+    /// # Errors
+    /// That what was kept of it before cannot be taken up, and is as it was: it must not be served without that.
+    pub(super) fn keep(&self, disk: &Disk) -> anyhow::Result<()> {
         let has_data = disk.is_real() || disk.remote().is_some();
         if !has_data || disk.geometry().read_only {
-            return;
+            return Ok(());
         }
-        if let Err(error) = self.try_keep(disk) {
-            tracing::warn!(
-                disk = disk.name(),
-                "a failed flush and a pause will not outlive this daemon: {}",
-                in_full(&error)
-            );
+        let Err(error) = self.try_keep(disk) else { return Ok(()) };
+        if !error.is::<NoPlace>() && !error.is::<HelperEnded>() {
+            return Err(error.context(format!(
+                "{}: what was kept of it in the state folder (--state-dir) cannot be taken up: that it is paused, that \
+                 a flush has failed, or what its guest was answered may be there alone. Nothing was changed. Mend \
+                 the folder, or delete that file if all of this may be forgotten",
+                disk.name()
+            )));
         }
+        tracing::warn!(
+            disk = disk.name(),
+            "a failed flush and a pause will not outlive this daemon: {}",
+            in_full(&error)
+        );
+        Ok(())
     }
 
     fn try_keep(&self, disk: &Disk) -> anyhow::Result<()> {
