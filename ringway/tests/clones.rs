@@ -230,6 +230,32 @@ fn an_ephemeral_clone_goes_with_its_disk_and_not_with_the_daemon() {
     daemon.stop();
 }
 
+/// Whoever waits for its lock, as another daemon does, does not get a clone that is gone a moment later.
+#[test]
+fn c81_an_ephemeral_clone_is_deleted_before_its_lock_goes() {
+    for more in [&[][..], &["--sandbox", "off"], &["--isolate"]] {
+        let dir = base();
+        let dir = dir.path();
+        let args = ["base.raw", "--overlay", "clones", "--socket", "a.sock", "--control", "ctl"];
+        let daemon = Daemon::serve(dir, &[&args[..], &["--ephemeral"], more].concat());
+        let clone = dir.join("clones/a.qcow2");
+        let file = std::fs::File::options().read(true).write(true).open(&clone).unwrap();
+        let found = std::thread::scope(|scope| {
+            let looks = scope.spawn(|| {
+                let begun = Instant::now();
+                while ringway_disk::lock_image(&file, false).is_err() {
+                    assert!(begun.elapsed() < PATIENCE, "it is locked for ever");
+                }
+                clone.exists()
+            });
+            ctl(dir, &["remove", "a.sock"]);
+            looks.join().unwrap()
+        });
+        assert!(!found, "{more:?}: its lock was free while it was there");
+        daemon.stop();
+    }
+}
+
 /// Descriptors of a process that lead to a file.
 fn opened(pid: u32, path: &Path) -> usize {
     let fds = std::fs::read_dir(format!("/proc/{pid}/fd")).unwrap();

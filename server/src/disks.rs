@@ -383,10 +383,13 @@ impl Disks {
             }
         });
         for served in list {
-            let removed = self.removed.load(SeqCst);
-            // Its clone may be another daemon's, or about to be.
-            let ours = removed && served.export.end_image(served.device.is_some());
-            outcome = outcome.and(served.leave_or_delete(ours));
+            outcome = outcome.and(match self.removed.load(SeqCst) {
+                true => served.leave_or_delete(),
+                false => {
+                    served.end_clone(false);
+                    served.leave()
+                }
+            });
             self.forget(&served);
         }
         for disk in isolated {

@@ -194,14 +194,18 @@ impl Served {
         })
     }
 
-    /// As [`Served::leave`], unless its image goes with it ([`Served::end_clone`]).
+    /// As [`Served::leave`] for a disk that is removed: others may have its image at once. One that goes with it
+    /// ([`Served::end_clone`]) is deleted before that, while it is locked.
     ///
     /// # Errors
     /// As [`Served::leave`].
-    pub(super) fn leave_or_delete(&self, removed: bool) -> anyhow::Result<()> {
-        let goes = removed && self.is_ephemeral();
-        self.end_clone(removed);
-        if goes { Ok(()) } else { self.leave() }
+    pub(super) fn leave_or_delete(&self) -> anyhow::Result<()> {
+        let mut deleted = false;
+        // The toolstack removes a disk when its guest has let it go.
+        let guest_ends = self.device.is_some();
+        self.export.end_image(guest_ends, &mut || deleted = self.end_clone(true));
+        self.end_clone(false);
+        if deleted { Ok(()) } else { self.leave() }
     }
 
     /// As [`Served::leave`], and others may have its image at once; if nobody has to be waited for.
@@ -212,10 +216,11 @@ impl Served {
     }
 
     /// Its image stays, whatever was said of it, unless the disk is `removed`, its image was ours until then,
-    /// and it is ephemeral: if its guest has left, it is somebody else's.
-    pub(super) fn end_clone(&self, removed: bool) {
-        let clone = lock(&self.clone).take();
-        if let Some(clone) = clone.filter(|_| removed) {
+    /// and it is ephemeral: if its guest has left, it is somebody else's. True if it was to go.
+    pub(super) fn end_clone(&self, removed: bool) -> bool {
+        let clone = lock(&self.clone).take().filter(|_| removed);
+        let goes = clone.is_some();
+        if let Some(clone) = clone {
             match clone.remove() {
                 Ok(()) => {
                     tracing::info!(disk = self.name(), "its clone was deleted: it is ephemeral")
@@ -228,6 +233,7 @@ impl Served {
                 ),
             }
         }
+        goes
     }
 
     /// Its image, as it was given.

@@ -66,14 +66,17 @@ impl<Q: QueueLifecycle> Export<Q> {
 
     /// Ends what concerns its image, which is served no more: has all that is known of it be in its file, and
     /// lets others have it at once, unless something is in flight. Nothing is kept of its guest if that ends, too
-    /// ([`Disk::ends`]). Waits for what changes it. False if it was somebody else's, or about to be, because its guest
-    /// has left.
-    pub fn end_image(&self, guest_ends: bool) -> bool {
+    /// ([`Disk::ends`]). Waits for what changes it. `before_it_goes` is called while it is locked, unless it was somebody
+    /// else's, or about to be, because its guest has left.
+    pub fn end_image(&self, guest_ends: bool, before_it_goes: &mut dyn FnMut()) {
         let _alone = lock(&self.changing);
         // Whoever gives it up for a guest that has left does so after this, and finds that it was done.
         let state = *lock(&self.image_lock.state);
         if !self.is_clear() {
-            return state == LockState::Held;
+            if state == LockState::Held {
+                before_it_goes();
+            }
+            return;
         }
         let mut ended = match state {
             LockState::Releasing { .. } => self.disk.sync(),
@@ -84,6 +87,9 @@ impl<Q: QueueLifecycle> Export<Q> {
         }
         // Not before, which may find out that a flush has failed.
         self.disk.ends(guest_ends);
+        if state == LockState::Held {
+            before_it_goes();
+        }
         match ended {
             Ok(()) => {
                 self.disk.leave_state();
@@ -94,7 +100,6 @@ impl<Q: QueueLifecycle> Export<Q> {
                 warn!(disk = self.disk.name(), "its image cannot be left in order: {error}")
             }
         }
-        state == LockState::Held
     }
 
     /// This process is about to end in order: what is known of its image is in its file after this, and what outlives

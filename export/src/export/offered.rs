@@ -50,7 +50,7 @@ pub trait Offered: Send + Sync {
     fn is_locked(&self) -> bool;
 
     /// As [`Export::end_image`].
-    fn end_image(&self, guest_ends: bool) -> bool;
+    fn end_image(&self, guest_ends: bool, before_it_goes: &mut dyn FnMut());
 
     /// As [`Export::leave_image`].
     ///
@@ -143,8 +143,8 @@ impl<Q: QueueLifecycle> Offered for Export<Q> {
         self.is_locked()
     }
 
-    fn end_image(&self, guest_ends: bool) -> bool {
-        self.end_image(guest_ends)
+    fn end_image(&self, guest_ends: bool, before_it_goes: &mut dyn FnMut()) {
+        self.end_image(guest_ends, before_it_goes);
     }
 
     fn leave_image(&self) -> io::Result<()> {

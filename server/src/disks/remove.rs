@@ -44,15 +44,6 @@ impl Disks {
             // Nobody unparks this thread.
             std::thread::park_timeout(Duration::from_millis(1));
         }
-        let mut ours = served.export.is_locked();
-        if clear {
-            // The toolstack removes a disk when its guest has let it go.
-            ours = served.export.end_image(served.device.is_some());
-        }
-        outcome.and(served.leave_or_delete(ours)).map(|()| Departure {
-            clear,
-            held,
-            unsaved: false,
-        })
+        outcome.and(served.leave_or_delete()).map(|()| Departure { clear, held, unsaved: false })
     }
 }
