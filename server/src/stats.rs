@@ -11,6 +11,9 @@ use std::sync::Arc;
 use std::sync::mpsc::Receiver;
 use std::time::{Duration, Instant};
 
+/// How long all workers may take for the counts that are printed: they answer between two turns.
+const TELL_MAX: Duration = Duration::from_secs(2);
+
 /// All workers of a daemon, by engine, and its disks.
 pub(crate) struct Workers {
     engines: Vec<(EngineKind, Vec<Box<dyn Counts>>)>,
@@ -76,15 +79,14 @@ impl Workers {
         asked.filter_map(|(id, promise)| Some((id, promise.ok()?))).collect()
     }
 
-    /// Asks them; without those that have ended, which has been logged.
+    /// Asks them; without those that have ended, which has been logged, or do not answer in time, as the watchdog says.
     fn ask(&self) -> Vec<(String, WorkerStats)> {
-        let numbered = |(kind, handles): &(EngineKind, Vec<Box<dyn Counts>>)| {
-            let kind = *kind;
-            let stats = handles.iter().map(|handle| handle.stats()).enumerate();
-            let named = stats.filter_map(|(n, stats)| Some((format!("{kind}/{n}"), stats.ok()?)));
-            named.collect::<Vec<_>>()
-        };
-        self.engines.iter().flat_map(numbered).collect()
+        let answers = self.ask_within(TELL_MAX, true).into_iter();
+        let named = answers.flat_map(|EngineAnswers { kind, workers }| {
+            let all = workers.into_iter().enumerate();
+            all.filter_map(move |(n, stats)| Some((format!("{kind}/{n}"), stats?)))
+        });
+        named.collect()
     }
 
     /// Prints their counts on standard output.
@@ -235,4 +237,46 @@ fn percentiles(histogram: &Histogram<u64>) -> Vec<String> {
     let values = [0.01, 0.1, 0.5, 0.9, 0.9999].map(|part| histogram.value_at_quantile(part));
     cells.extend(values.iter().chain(&[histogram.max()]).map(u64::to_string));
     cells
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ringway_export::Findings;
+    use std::sync::mpsc::{SyncSender, sync_channel};
+
+    /// It waits for something in the kernel, or answers.
+    struct Worker {
+        answers: bool,
+        owed: std::sync::Mutex<Vec<SyncSender<WorkerStats>>>,
+    }
+
+    impl Counts for Worker {
+        fn ask_stats(&self, _: bool) -> std::io::Result<Receiver<WorkerStats>> {
+            let (reply, answer) = sync_channel(1);
+            if self.answers {
+                reply.send(WorkerStats::default()).unwrap();
+            }
+            self.owed.lock().unwrap().push(reply);
+            Ok(answer)
+        }
+
+        fn ask_inspect(
+            &self,
+            _: u64,
+            _: u64,
+            _: Option<Rouse>,
+        ) -> std::io::Result<Receiver<Findings>> {
+            unreachable!()
+        }
+    }
+
+    #[test]
+    fn e50_counts_are_told_without_a_worker_that_does_not_answer() {
+        let worker = |answers| Box::new(Worker { answers, owed: Default::default() }) as Box<_>;
+        let pools = [(EngineKind::Null, vec![worker(false), worker(true)])];
+        let workers = Workers::new(pools.into_iter(), std::iter::empty());
+        let names: Vec<_> = workers.ask().into_iter().map(|(name, _)| name).collect();
+        assert_eq!(names, [format!("{}/1", EngineKind::Null)]);
+    }
 }

@@ -198,12 +198,6 @@ impl<Q: QueueLifecycle> Offered for Export<Q> {
 
 /// A worker that can be asked for its counts, whatever its queues.
 pub trait Counts: Send + Sync {
-    /// As [`Handle::stats`].
-    ///
-    /// # Errors
-    /// That the worker has ended.
-    fn stats(&self) -> io::Result<WorkerStats>;
-
     /// As [`Handle::ask_stats`].
     ///
     /// # Errors
@@ -223,10 +217,6 @@ pub trait Counts: Send + Sync {
 }
 
 impl<Q: QueueLifecycle> Counts for Handle<Q> {
-    fn stats(&self) -> io::Result<WorkerStats> {
-        self.stats()
-    }
-
     fn ask_stats(&self, spreads: bool) -> io::Result<Receiver<WorkerStats>> {
         self.ask_stats(spreads)
     }
