@@ -5,7 +5,7 @@ use super::super::job::Job;
 use super::super::served::{Served, lock};
 use super::super::survive::survive;
 use super::Disks;
-use anyhow::{Context, anyhow};
+use anyhow::{Context, anyhow, bail};
 use ringway_control::protocol::{Happened, JobFacts, JobState};
 use ringway_disk::Replaced;
 use ringway_export::ChangeError;
@@ -125,6 +125,10 @@ impl Disks {
         carry_out: impl FnOnce(&Job) -> anyhow::Result<Ended> + Send + 'static,
     ) -> anyhow::Result<JobFacts> {
         let mut last = lock(&served.job);
+        // Whoever ends it looks for a job to end after it is said that it leaves.
+        if served.is_leaving() {
+            bail!("it is being removed");
+        }
         let (job, events) = (Arc::new(job), Arc::clone(&self.events));
         let JobFacts { job: name, total_bytes, .. } = job.facts();
         let started = Happened::JobStarted { job: name, total_bytes };
