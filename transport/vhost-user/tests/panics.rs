@@ -126,7 +126,10 @@ fn disk() -> Disk {
 /// A back-end of two queues on two workers, of which the first one goes wrong.
 fn rig(wrong: Wrong, known: &Arc<Known>) -> Rig {
     let source = Source::Null { bytes: 1 << 20, latency_us: 0 };
-    let options = RigOptions::new(source, EngineKind::Null).queues(2, 2);
+    let mut options = RigOptions::new(source, EngineKind::Null).queues(2, 2);
+    if wrong == Wrong::Later {
+        options.drain_max = Duration::from_millis(100);
+    }
     let known = Arc::clone(known);
     Rig::with_engines(disk(), &options, move || {
         let first = known.engines.fetch_add(1, SeqCst) == 0;
