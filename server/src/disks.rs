@@ -20,7 +20,7 @@ use super::endpoint::Endpoint;
 use super::events::Events;
 use super::host::{EphemeralClone, Host, NewImage};
 use super::incidents::Incidents;
-use super::isolate::{Isolated, LogWords, Mouth, Spawner, Starting};
+use super::isolate::{Isolated, Leaving, LogWords, Mouth, Spawner, Starting};
 use super::limits::LimitGroups;
 use super::nbd_clients::Portals;
 use super::paths::Paths;
@@ -52,6 +52,11 @@ pub(crate) struct Ready {
     served: Arc<Served>,
     endpoint: Endpoint,
 }
+
+/// Why somebody does not get to remove a disk.
+#[derive(Debug, thiserror::Error)]
+#[error("it is being removed already")]
+pub(crate) struct BeingRemoved;
 
 /// The number of a disk, and its image if that goes with it.
 type Own = (u64, Option<EphemeralClone>);
@@ -367,9 +372,41 @@ impl Disks {
         *lock(&self.open) = false;
         let (mut list, mut isolated) = (self.list(), self.isolated());
         list.retain(|served| !served.leaving.swap(true, SeqCst));
-        isolated.retain(|disk| disk.begin_to_leave());
+        isolated.retain(|disk| disk.begin_to_leave(Leaving::Ends));
         list.iter().for_each(|served| served.stop());
-        isolated.iter().for_each(|disk| disk.stop());
+        // Beside each other: a process that hears nothing any more takes its time.
+        let outcome = std::thread::scope(|scope| {
+            let end = |disk: Arc<Isolated>| {
+                let (its, thread) = (Arc::clone(&disk), std::thread::Builder::new());
+                let end = move || {
+                    its.stop();
+                    its.join()
+                };
+                (thread.name("end".into()).spawn_scoped(scope, end).ok(), disk)
+            };
+            let ends: Vec<_> = isolated.into_iter().map(end).collect();
+            let here = self.stop_here(list);
+            ends.into_iter().fold(here, |outcome, (thread, disk)| {
+                let departure = match thread.map(|thread| thread.join()) {
+                    Some(Ok(departure)) => departure,
+                    // Without a thread it is told only now.
+                    Some(Err(_)) | None => {
+                        disk.stop();
+                        disk.join()
+                    }
+                };
+                match departure.unsaved {
+                    true => outcome.and(Err(anyhow!(disk.not_in_order()))),
+                    false => outcome,
+                }
+            })
+        });
+        self.removals.wait();
+        outcome.and(lock(&self.parted).take().map_or(Ok(()), Err))
+    }
+
+    /// Waits for disks of this process that were told to stop.
+    fn stop_here(&self, list: Vec<Arc<Served>>) -> anyhow::Result<()> {
         let mut outcome = Ok(());
         for served in &list {
             if let Some(Err(error)) = served.join() {
@@ -379,7 +416,10 @@ impl Disks {
         // Beside each other: a server that does not answer takes its time.
         std::thread::scope(|scope| {
             for served in list.iter().filter(|served| served.export.disk().remote().is_some()) {
-                scope.spawn(|| served.flush_server());
+                let thread = std::thread::Builder::new().name("part".into());
+                if thread.spawn_scoped(scope, || served.flush_server()).is_err() {
+                    served.flush_server();
+                }
             }
         });
         for served in list {
@@ -392,12 +432,6 @@ impl Disks {
             });
             self.forget(&served);
         }
-        for disk in isolated {
-            if disk.join().unsaved {
-                outcome = outcome.and(Err(anyhow!(disk.not_in_order())));
-            }
-        }
-        self.removals.wait();
-        outcome.and(lock(&self.parted).take().map_or(Ok(()), Err))
+        outcome
     }
 }

@@ -32,7 +32,7 @@ use super::departure::Departure;
 use super::events::Events;
 use super::limits::apart_has_no_group;
 use super::served::lock;
-use anyhow::{Context, bail, ensure};
+use anyhow::{Context, bail};
 use pending::Pending;
 use process::{POLL_EVERY, Process};
 use process_log::ProcessLog;
@@ -46,7 +46,7 @@ use serde_json::Value;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -95,13 +95,22 @@ pub(crate) struct Isolated {
     paused: AtomicBool,
     /// Those that were changed while it ran.
     limits: Mutex<Option<LimitArgs>>,
-    leaving: AtomicBool,
-    removed: AtomicBool,
+    /// Whether it was told to go, and how: told once.
+    leaving: OnceLock<Leaving>,
     /// What its last process said of its end; nothing if it had ended before it could.
     departure: Mutex<Option<Departure>>,
     stop: OwnedFd,
     thread: Mutex<Option<JoinHandle<()>>>,
     log: ProcessLog,
+}
+
+/// How a disk goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Leaving {
+    /// Its daemon ends, or serves it by other words: a clone stays.
+    Ends,
+    /// It is removed, and with it a clone that is ephemeral.
+    Removed,
 }
 
 /// One that was started and is not served yet.
@@ -174,8 +183,7 @@ impl Starting {
             restarts: AtomicU64::new(0),
             paused: AtomicBool::new(false),
             limits: Mutex::default(),
-            leaving: AtomicBool::new(false),
-            removed: AtomicBool::new(false),
+            leaving: OnceLock::new(),
             departure: Mutex::default(),
             stop: event()?,
             thread: Mutex::default(),
@@ -280,7 +288,7 @@ impl Isolated {
             let goes = process.go(self.paused.load(SeqCst), limits);
             if self.is_leaving() {
                 // It may have heard that before, and have ended: what it has said of its end is heard next.
-                let _ = process.say(&ToProcess::Stop(self.removed.load(SeqCst)));
+                let _ = process.say(&ToProcess::Stop(self.is_removed()));
                 return Ok(());
             }
             goes
@@ -299,15 +307,15 @@ impl Isolated {
         !polled[0].revents().is_empty() || self.is_leaving()
     }
 
-    /// Tells it to end: in order, after what is in flight.
+    /// Tells it to end: in order, after what is in flight. Whoever does has begun that ([`Isolated::begin_to_leave`]).
     pub(crate) fn stop(&self) {
-        self.leaving.store(true, SeqCst);
         // One write can not fill the counter.
         let _ = rustix::io::write(&self.stop, &1u64.to_ne_bytes());
-        if let Some(process) = &*lock(&self.process) {
+        let process = lock(&self.process).clone();
+        if let Some(process) = process {
             match process.is_ready() {
                 // One that hears nothing any more is given up in the end.
-                true => drop(process.say(&ToProcess::Stop(self.removed.load(SeqCst)))),
+                true => drop(process.say(&ToProcess::Stop(self.is_removed()))),
                 false => process.give_up(),
             }
         }
@@ -315,23 +323,16 @@ impl Isolated {
 
     /// It was told to go, or another one has told it before.
     pub(crate) fn is_leaving(&self) -> bool {
-        self.leaving.load(SeqCst)
+        self.leaving.get().is_some()
     }
 
-    /// As [`Isolated::stop`], if nobody has done so yet. With `removed` a clone that is ephemeral goes.
-    ///
-    /// # Errors
-    /// That somebody has.
-    pub(crate) fn stop_once(&self, removed: bool) -> anyhow::Result<()> {
-        ensure!(self.begin_to_leave(), "it is being removed already");
-        self.removed.store(removed, SeqCst);
-        self.stop();
-        Ok(())
+    fn is_removed(&self) -> bool {
+        self.leaving.get() == Some(&Leaving::Removed)
     }
 
     /// True for whoever is first, who ends it.
-    pub(crate) fn begin_to_leave(&self) -> bool {
-        !self.leaving.swap(true, SeqCst)
+    pub(crate) fn begin_to_leave(&self, how: Leaving) -> bool {
+        self.leaving.set(how).is_ok()
     }
 
     /// Nobody waits for it any more.
@@ -375,7 +376,7 @@ impl Isolated {
     /// Its process deletes the clone of a disk that is removed, unless it has ended before it was told so.
     fn tell_if_clone_stays(&self) {
         let told = lock(&self.departure).is_some();
-        if self.removed.load(SeqCst) && !told && self.is_ephemeral() {
+        if self.is_removed() && !told && self.is_ephemeral() {
             tracing::error!(
                 disk = self.image(),
                 "its clone is ephemeral and was not deleted, as its process had ended. Delete it: the next disk of \
@@ -409,9 +410,8 @@ impl Isolated {
 
     /// Has it print its counts.
     pub(crate) fn tell_counts(&self) {
-        if let Some(process) = &*lock(&self.process) {
-            process.tell_counts();
-        }
+        let process = lock(&self.process).clone();
+        process.iter().for_each(|process| process.tell_counts());
     }
 }
 

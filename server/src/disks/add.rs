@@ -149,12 +149,7 @@ impl Disks {
     /// As [`Disks::remove`].
     pub(crate) fn take(&self, disk: AnyDisk, removed: bool) -> anyhow::Result<Departure> {
         match disk {
-            AnyDisk::Here(served) => {
-                if !removed {
-                    served.end_clone(false);
-                }
-                self.remove(served)
-            }
+            AnyDisk::Here(served) => self.take_here(served, removed),
             AnyDisk::Apart(disk) => self.take_isolated(&disk, removed),
         }
     }

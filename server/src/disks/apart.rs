@@ -1,9 +1,9 @@
 //! Disks with processes of their own, beside the others.
 
 use super::super::departure::Departure;
-use super::super::isolate::{Isolated, Spawner};
+use super::super::isolate::{Isolated, Leaving, Spawner};
 use super::super::served::lock;
-use super::Disks;
+use super::{BeingRemoved, Disks};
 use anyhow::{anyhow, ensure};
 use ringway_control::config::{Claim, DiskSpec};
 use ringway_control::protocol::Happened;
@@ -79,7 +79,9 @@ impl Disks {
         removed: bool,
     ) -> anyhow::Result<Departure> {
         let _removing = self.removals.begin();
-        disk.stop_once(removed)?;
+        let how = if removed { Leaving::Removed } else { Leaving::Ends };
+        ensure!(disk.begin_to_leave(how), BeingRemoved);
+        disk.stop();
         let departure = disk.join();
         lock(&self.isolated).retain(|other| !Arc::ptr_eq(other, disk));
         tracing::info!(disk = disk.image(), id = disk.id, "disk removed");

@@ -2,7 +2,7 @@
 
 use super::super::departure::{Departure, Watch};
 use super::super::served::{Served, lock};
-use super::Disks;
+use super::{BeingRemoved, Disks};
 use anyhow::bail;
 use ringway_control::protocol::Happened;
 use std::sync::Arc;
@@ -20,9 +20,24 @@ impl Disks {
     /// That somebody else removes it already, or what the host said to its thread; or that what its guest was
     /// answered is not in its image. It is served no more then, but for the first of these.
     pub(crate) fn remove(&self, served: Arc<Served>) -> anyhow::Result<Departure> {
+        self.take_here(served, true)
+    }
+
+    /// As [`Disks::remove`]; unless it is `removed` for good, a clone stays.
+    ///
+    /// # Errors
+    /// As [`Disks::remove`].
+    pub(super) fn take_here(
+        &self,
+        served: Arc<Served>,
+        removed: bool,
+    ) -> anyhow::Result<Departure> {
         let _removing = self.removals.begin();
         if served.leaving.swap(true, SeqCst) {
-            bail!("it is being removed already");
+            bail!(BeingRemoved);
+        }
+        if !removed {
+            served.end_clone(false);
         }
         served.end_job();
         // A snapshot that is being taken ends first.

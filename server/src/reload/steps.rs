@@ -1,7 +1,7 @@
 //! A plan is carried out: as a whole, or not at all. What can be undone comes first, and removals last.
 
 use super::super::configured::{DiskWords, Said, Words};
-use super::super::disks::{AnyDisk, Disks};
+use super::super::disks::{AnyDisk, BeingRemoved, Disks};
 use super::super::limits;
 use super::super::served::{Served, lock};
 use super::plan::{Change, Changes, LIMITS, POLICIES, Parted, Removal, image};
@@ -128,8 +128,9 @@ fn replace(
         let words = lock(disk.words()).words.clone();
         let gone = Gone { image: image.clone(), words, limits: disk.limits() };
         let taken = disks.take(disk, deletes).context(image);
-        // It may have gone, and not in order.
-        if disks.all().iter().all(|other| other.id() != id) {
+        // It may have gone, and not in order; but whoever else removes it does not want it back.
+        let is_others = taken.as_ref().is_err_and(|error| error.is::<BeingRemoved>());
+        if !is_others && disks.all().iter().all(|other| other.id() != id) {
             steps.push(Step::Removed(Box::new(gone)));
         }
         taken?;
