@@ -346,6 +346,7 @@ impl Disks {
     fn part_from(&self, served: Arc<Served>) {
         let parting = self.removals.begin();
         let (disk, parted_from) = (Arc::clone(&served), Arc::clone(&self.parted));
+        let removals = Arc::clone(&self.removals);
         let part = move |served: &Served| {
             served.flush_server();
             if let Err(error) = served.leave() {
@@ -357,7 +358,8 @@ impl Disks {
         let here = part.clone();
         let parted = std::thread::Builder::new().name("part".into()).spawn(move || {
             part(&disk);
-            drop((disk, parting));
+            removals.close_disk(disk);
+            drop(parting);
         });
         if parted.is_err() {
             here(&served);

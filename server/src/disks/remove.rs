@@ -59,6 +59,8 @@ impl Disks {
             // Nobody unparks this thread.
             std::thread::park_timeout(Duration::from_millis(1));
         }
-        outcome.and(served.leave_or_delete()).map(|()| Departure { clear, held, unsaved: false })
+        let left = outcome.and(served.leave_or_delete());
+        self.removals.close_disk(served);
+        left.map(|()| Departure { clear, held, unsaved: false })
     }
 }
