@@ -26,6 +26,7 @@
 
 pub mod file;
 pub mod geometry;
+pub mod host;
 pub mod kill_points;
 pub mod mem;
 pub mod request;

@@ -7,10 +7,10 @@ use crate::layer::{Found, Layer, LayerFormat, Open, piece};
 use crate::layout::Shape;
 use crate::table::{Table, Word};
 use crate::units::{Units, page_bits};
-use rustix::fs::OFlags;
-use std::fs::File;
+use ringway_core::host::sync::{Mutex, MutexGuard};
+use ringway_core::host::{File, identity};
 use std::io;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, PoisonError, Weak};
 
 /// The files below the top of a chain.
 #[derive(Debug)]
@@ -161,12 +161,8 @@ struct FileKey {
 
 impl FileKey {
     fn of(file: &File, bytes: u64) -> io::Result<Self> {
-        let stat = rustix::fs::fstat(file)?;
-        // Types differ from target to target.
-        #[allow(clippy::useless_conversion, clippy::unnecessary_cast)]
-        let written = (i64::from(stat.st_mtime), stat.st_mtime_nsec as u64);
-        let direct = rustix::fs::fcntl_getfl(file)?.contains(OFlags::DIRECT);
-        Ok(Self { place: (stat.st_dev, stat.st_ino, stat.st_rdev), bytes, written, direct })
+        let (place, written, direct) = identity(file)?;
+        Ok(Self { place, bytes, written, direct })
     }
 }
 

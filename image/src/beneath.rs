@@ -4,9 +4,10 @@
 //! moment between a look and the opening in which a link could be changed. What stays to be decided
 //! here is only which name, relative to the folder, a header means.
 
+use ringway_core::host::File;
 use rustix::fs::{self, FileType, Mode, OFlags, ResolveFlags};
 use rustix::io::Errno;
-use std::fs::{File, Metadata};
+use std::fs::Metadata;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::{FileTypeExt, MetadataExt};

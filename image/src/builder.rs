@@ -12,10 +12,10 @@ use crate::file::BlockFile;
 use crate::header::{Compression, l1_entries};
 use crate::l2::Tables;
 use crate::layout::{COMPRESSED, COPIED, OFFSET, Shape};
-use std::fs::File;
+use ringway_core::host::sync::{Mutex, MutexGuard};
+use ringway_core::host::{File, FileExt};
 use std::io;
-use std::os::unix::fs::FileExt;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, PoisonError};
 
 /// Reference counts of 16 bits.
 const REFCOUNT_ORDER: u32 = 4;

@@ -12,7 +12,7 @@ use crate::header::{BackingName, DataFileName, Header};
 use crate::printable::printable;
 use crate::refused::Refused;
 pub use error::{CHAIN_MAX, ChainError, LinkFault, LinkKind};
-use std::fs::File;
+use ringway_core::host::File;
 use std::io::{self, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 

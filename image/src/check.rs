@@ -14,9 +14,8 @@ use crate::header::{Header, incompatible};
 use crate::read_at::ReadAt;
 use crate::refused::Refused;
 use refcounts::Counts;
-use std::fs::File;
+use ringway_core::host::{File, FileExt};
 use std::io;
-use std::os::unix::fs::FileExt;
 use walk::{STEPS_MAX, Walk};
 use window::{REFCOUNT_OFFSET, Window, for_each_block};
 

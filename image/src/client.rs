@@ -12,12 +12,12 @@
 //! Both ways hold as much as can be on them, so neither side ever waits for the other.
 
 use crate::ask::{Answer, Ask};
-use std::fs::File;
-use std::io::{self, Write};
-use std::os::fd::{AsRawFd, FromRawFd, RawFd};
+use ringway_core::host::Bell;
+use ringway_core::host::sync::mpsc::{Receiver, SyncSender, TryRecvError, sync_channel};
+use ringway_core::host::thread::Thread;
+use std::io;
+use std::os::fd::RawFd;
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, SyncSender, TryRecvError, sync_channel};
-use std::thread::Thread;
 
 /// What goes to the thread.
 #[derive(Debug)]
@@ -43,7 +43,7 @@ pub struct ThreadLost;
 pub struct ImageClient {
     messages: SyncSender<Message>,
     replies: Receiver<Reply>,
-    bell: Arc<File>,
+    bell: Arc<Bell>,
     thread: Thread,
     /// Questions that are not answered.
     asked: usize,
@@ -60,7 +60,7 @@ pub struct ImageClient {
 pub(crate) struct ServerEnd {
     pub(crate) messages: Receiver<Message>,
     pub(crate) replies: SyncSender<Reply>,
-    pub(crate) bell: Arc<File>,
+    pub(crate) bell: Arc<Bell>,
     /// A fence is on its way.
     pub(crate) fencing: bool,
     /// The queue is to look.
@@ -78,8 +78,7 @@ impl ServerEnd {
     /// Rings, if something was said.
     pub(crate) fn ring(&mut self) {
         if std::mem::take(&mut self.rings) {
-            // It counts, and cannot be full.
-            let _ = (&*self.bell).write(&1_u64.to_ne_bytes());
+            self.bell.ring();
         }
     }
 }
@@ -97,14 +96,7 @@ impl Drop for ServerEnd {
 /// # Errors
 /// What the host says to another descriptor.
 pub(crate) fn line(depth: u16, thread: Thread) -> io::Result<(ImageClient, ServerEnd)> {
-    // SAFETY: no memory is involved; the descriptor is new and nobody else's.
-    let bell = unsafe {
-        let fd = libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK);
-        if fd < 0 {
-            return Err(io::Error::last_os_error());
-        }
-        Arc::new(File::from_raw_fd(fd))
-    };
+    let bell = Arc::new(Bell::new()?);
     let places = usize::from(depth) + 1;
     let ((messages, asked), (answers, replies)) = (sync_channel(places), sync_channel(places));
     let far = ServerEnd {
@@ -131,7 +123,7 @@ impl ImageClient {
     /// What rings when there is something to [`ImageClient::take`]: an eventfd that nobody has to read.
     #[must_use]
     pub fn bell(&self) -> RawFd {
-        self.bell.as_raw_fd()
+        self.bell.fd()
     }
 
     /// Asks. At most as many questions as the queue has requests may be open.

@@ -1,7 +1,8 @@
 //! How fast an image is copied: how much at a time, and when the next part is due.
 
 use crate::ask::Pulled;
-use std::time::{Duration, Instant};
+use ringway_core::host::Instant;
+use std::time::Duration;
 
 /// So much is copied at a time. A first write of a guest waits for it at most.
 const PORTION: u64 = 2 << 20;

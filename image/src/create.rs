@@ -7,9 +7,8 @@ use crate::extension::kind;
 use crate::fields::LENGTH_V3;
 use crate::format::Format;
 use crate::header::{CLUSTER_BITS, Compression, L1_BYTES_MAX, MAGIC, NAME_MAX, l1_entries};
-use std::fs::File;
+use ringway_core::host::{File, FileExt};
 use std::io;
-use std::os::unix::fs::FileExt;
 use std::path::Path;
 
 /// Bytes of the header: with the compression type, and padding.

@@ -2,9 +2,8 @@
 
 use crate::aligned::Aligned;
 use crate::read_at::{ReadAt, cut_off};
-use std::fs::File;
+use ringway_core::host::{self, File};
 use std::io;
-use std::os::fd::AsRawFd;
 use std::sync::Arc;
 
 /// Zeroes to write where a file cannot punch holes, in pieces of so many bytes.
@@ -75,15 +74,10 @@ impl BlockFile {
         let mut done = 0;
         // What is no whole block is the end of the file.
         while done < buffer.len() && done % self.unit == 0 {
-            let rest = &mut buffer[done..];
-            let iov = libc::iovec { iov_base: rest.as_mut_ptr().cast(), iov_len: rest.len() };
-            let (fd, place) = (self.file.as_raw_fd(), place(at, done)?);
-            // SAFETY: the vector names the rest of `buffer`, which is ours for the call.
-            let moved = unsafe { libc::preadv2(fd, &raw const iov, 1, place, 0) };
-            match usize::try_from(moved) {
+            match host::read_at(&self.file, &mut buffer[done..], place(at, done)?) {
                 Ok(0) => break,
                 Ok(moved) => done += moved,
-                Err(_) => interrupted()?,
+                Err(error) => interrupted(error)?,
             }
         }
         Ok(done)
@@ -141,16 +135,10 @@ impl BlockFile {
     fn write_blocks(&self, bytes: &[u8], at: u64) -> io::Result<()> {
         let mut done = 0;
         while done < bytes.len() {
-            let rest = &bytes[done..];
-            let iov =
-                libc::iovec { iov_base: rest.as_ptr().cast_mut().cast(), iov_len: rest.len() };
-            let (fd, place) = (self.file.as_raw_fd(), place(at, done)?);
-            // SAFETY: the vector names the rest of `bytes`, which the kernel only reads.
-            let moved = unsafe { libc::pwritev2(fd, &raw const iov, 1, place, 0) };
-            match usize::try_from(moved) {
+            match host::write_at(&self.file, &bytes[done..], place(at, done)?) {
                 Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
                 Ok(moved) => done += moved,
-                Err(_) => interrupted()?,
+                Err(error) => interrupted(error)?,
             }
         }
         Ok(())
@@ -175,10 +163,7 @@ impl BlockFile {
     /// writes at a time go there then, where a hole is filled by one after the other (ext4 with direct I/O). Where
     /// it cannot, each write finds its own.
     pub(crate) fn find_room(&self, at: u64, len: u64) {
-        if let (Ok(from), Ok(bytes)) = (place(at, 0), place(len, 0)) {
-            // SAFETY: no memory is involved.
-            unsafe { libc::fallocate(self.file.as_raw_fd(), 0, from, bytes) };
-        }
+        let _ = host::allocate(&self.file, at, len);
     }
 
     /// Has a range within the file read as zeroes, and gives its space back where the file system can.
@@ -186,18 +171,13 @@ impl BlockFile {
     /// # Errors
     /// What the host says.
     pub(crate) fn punch(&self, at: u64, len: u64) -> io::Result<()> {
-        let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
         loop {
-            let (from, bytes) = (place(at, 0)?, place(len, 0)?);
-            // SAFETY: no memory is involved.
-            if unsafe { libc::fallocate(self.file.as_raw_fd(), mode, from, bytes) } == 0 {
-                return Ok(());
-            }
-            match io::Error::last_os_error().raw_os_error() {
+            let Err(error) = host::punch(&self.file, at, len) else { return Ok(()) };
+            match error.raw_os_error() {
                 Some(libc::EINTR) => {}
                 // EINVAL: the device has larger sectors.
                 Some(libc::EOPNOTSUPP | libc::ENOSYS | libc::ENODEV | libc::EINVAL) => break,
-                _ => return Err(io::Error::last_os_error()),
+                _ => return Err(error),
             }
         }
         let mut done = 0;
@@ -242,15 +222,12 @@ impl ReadAt for BlockFile {
     }
 }
 
-fn place(at: u64, done: usize) -> io::Result<libc::off_t> {
-    at.checked_add(done as u64)
-        .and_then(|at| libc::off_t::try_from(at).ok())
-        .ok_or_else(|| io::Error::from_raw_os_error(libc::EFBIG))
+fn place(at: u64, done: usize) -> io::Result<u64> {
+    at.checked_add(done as u64).ok_or_else(|| io::Error::from_raw_os_error(libc::EFBIG))
 }
 
 /// An interrupted call is made again; every other error is one.
-fn interrupted() -> io::Result<()> {
-    let error = io::Error::last_os_error();
+fn interrupted(error: io::Error) -> io::Result<()> {
     if error.kind() == io::ErrorKind::Interrupted { Ok(()) } else { Err(error) }
 }
 

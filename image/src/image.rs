@@ -19,14 +19,15 @@ use crate::table::{Place, Table};
 use crate::thread::{Mailbox, Task, Work};
 use crate::writer::Writer;
 use ringway_core::ByteRange;
+use ringway_core::host::File;
+use ringway_core::host::sync::Mutex;
+use ringway_core::host::sync::mpsc::{RecvTimeoutError, sync_channel};
+use ringway_core::host::thread::{Builder, JoinHandle};
 use std::collections::BTreeMap;
-use std::fs::File;
 use std::io;
 use std::sync::atomic::Ordering::SeqCst;
 use std::sync::atomic::{AtomicBool, AtomicU64};
-use std::sync::mpsc::{RecvTimeoutError, sync_channel};
-use std::sync::{Arc, Mutex, PoisonError};
-use std::thread::JoinHandle;
+use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 use whole::{whole_clusters, whole_data_file};
 
@@ -380,7 +381,7 @@ impl Image {
         *thread = match std::mem::replace(&mut *thread, Thread::Over) {
             Thread::Waits(work) => {
                 let mailbox = Arc::clone(&self.mailbox);
-                let named = std::thread::Builder::new().name("image".into());
+                let named = Builder::new().name("image".into());
                 Thread::Runs(named.spawn(move || work.run(&mailbox))?)
             }
             other => other,

@@ -22,16 +22,15 @@ mod replay;
 pub(crate) use loose::LooseClusters;
 pub use replay::{Replayed, replay};
 pub(crate) use replay::{set_mark, unused};
+use ringway_core::host::{self, StateFile};
 use ringway_core::mem::{Mapping, MappingError};
 use std::collections::HashMap;
 use std::fmt;
-use std::fs::File;
-use std::hash::{BuildHasher, RandomState};
 use std::io;
 use std::os::fd::AsRawFd;
+use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
-use std::sync::{Arc, OnceLock};
 
 /// The most entries.
 pub(crate) const CAPACITY: usize = 4096;
@@ -66,7 +65,7 @@ const FIRST_NUMBER: u64 = 1 << 16;
 
 /// Room for entries of one image's tables, in a file that outlives the process.
 pub struct Journal {
-    file: Arc<File>,
+    file: Arc<StateFile>,
     offset: u64,
     mapping: Mapping,
     /// In which boot of the host this is; 0 if nobody tells.
@@ -88,7 +87,7 @@ impl Journal {
     ///
     /// # Errors
     /// What the host says.
-    pub fn map(file: Arc<File>, offset: u64) -> Result<Self, MappingError> {
+    pub fn map(file: Arc<StateFile>, offset: u64) -> Result<Self, MappingError> {
         let mapping = Mapping::of_file(&file, offset, Self::BYTES)?;
         Ok(Self { file, offset, mapping, boot: learn_boot() })
     }
@@ -154,7 +153,7 @@ impl Journal {
     pub(crate) fn begin(&self) -> u64 {
         self.clear();
         self.forget_loose();
-        let mark = MARKED | boot_bits(self.boot) | random() & NUMBER;
+        let mark = MARKED | boot_bits(self.boot) | host::random() & NUMBER;
         self.word(BOOT).store(self.boot, Release);
         self.word(NEXT_MARK).store(0, Release);
         self.word(OWNER).store(mark, Release);
@@ -340,21 +339,10 @@ pub(crate) fn is_of_this_boot(mark: u64) -> bool {
     mark & MARKED != 0 && boot != 0 && mark & (0x7fff << 48) == boot_bits(boot)
 }
 
-/// Bits that nobody can guess.
-fn random() -> u64 {
-    RandomState::new().hash_one(0)
-}
-
 /// Learns in which boot of the host this process is, by a path of the system: for a process that is to be
 /// confined, which cannot look it up later. 0 if nobody tells.
 pub fn learn_boot() -> u64 {
-    static BOOT: OnceLock<u64> = OnceLock::new();
-    *BOOT.get_or_init(|| {
-        let id = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
-        let digits = id.chars().filter_map(|digit| digit.to_digit(16));
-        // 128 bits that are random, but for six: 64 of them say as much.
-        digits.fold(0_u64, |bits, digit| bits.rotate_left(4) ^ u64::from(digit))
-    })
+    host::boot()
 }
 
 #[cfg(test)]

@@ -10,10 +10,11 @@ use crate::l2::Tables;
 use crate::layout::{Entry, Shape};
 use crate::missing::Missing;
 use crate::read_at::cut_off;
-use std::fs::File;
+use ringway_core::host::File;
+use ringway_core::host::sync::Mutex;
 use std::io::{self, Seek, SeekFrom};
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, PoisonError};
 
 /// One file of a chain, as it is opened.
 #[derive(Clone, Debug)]

@@ -7,7 +7,7 @@ use crate::file::BlockFile;
 use crate::l2::Tables;
 use crate::layer::{Found, Layer, LayerFormat, Open, piece};
 use crate::writer::cluster_write::Piece;
-use std::fs::File;
+use ringway_core::host::File;
 use std::io;
 use std::sync::Arc;
 

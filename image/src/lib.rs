@@ -60,6 +60,7 @@ mod fields;
 mod file;
 mod flatten;
 mod format;
+#[cfg(not(simulated))]
 pub mod fuzz_case;
 mod header;
 mod image;

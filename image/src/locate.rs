@@ -4,11 +4,9 @@ use crate::ask::Ask;
 use crate::client::ImageClient;
 use crate::image::Image;
 use crate::table::Place;
+use ringway_core::host::wait_for;
 use ringway_core::{ByteRange, Op};
-use rustix::event::{PollFd, PollFlags, poll};
-use rustix::io::Errno;
 use std::io;
-use std::os::fd::BorrowedFd;
 
 /// Clusters that are looked at together.
 const WINDOW: u64 = 8192;
@@ -87,14 +85,7 @@ impl Locator<'_> {
                     )),
                 };
             }
-            // SAFETY: the client has the descriptor open as long as it is borrowed here.
-            let bell = unsafe { BorrowedFd::borrow_raw(self.client.bell()) };
-            match poll(&mut [PollFd::new(&bell, PollFlags::IN)], None) {
-                Ok(_) | Err(Errno::INTR) => {}
-                Err(error) => return Err(error.into()),
-            }
-            // Rung once more while nothing has come is as good as looked at.
-            let _ = rustix::io::read(bell, &mut [0; 8]);
+            wait_for(self.client.bell())?;
         }
     }
 }

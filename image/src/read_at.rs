@@ -1,8 +1,7 @@
 //! Bytes at offsets: a file, or what a test has in memory.
 
-use std::fs::File;
+use ringway_core::host::{File, FileExt};
 use std::io;
-use std::os::unix::fs::FileExt;
 
 /// The error of a file that ends before what it is to hold: it lacks its end, or has become shorter.
 pub(crate) fn cut_off() -> io::Error {

@@ -11,14 +11,16 @@ use crate::layout::{Shape, corrupt};
 use crate::map::Map;
 use crate::table::{Place, Table};
 use crate::writer::Writer;
+use ringway_core::host::sync::mpsc::TryRecvError;
+use ringway_core::host::sync::{Mutex, MutexGuard};
+use ringway_core::host::{Instant, thread};
 use ringway_core::{ByteRange, Op};
 use std::fmt;
 use std::io;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::SeqCst;
-use std::sync::mpsc::TryRecvError;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::sync::{Arc, PoisonError};
+use std::time::Duration;
 
 /// The most questions of a batch.
 const BATCH: usize = 64;
@@ -89,7 +91,7 @@ struct Ending<'a> {
 
 impl Drop for Ending<'_> {
     fn drop(&mut self) {
-        if std::thread::panicking() {
+        if thread::panicking() {
             // It may have changed a table and not said so. Whoever looks asks, and learns that nobody answers.
             self.table.forget(0, self.table.clusters());
         }
@@ -254,11 +256,11 @@ impl Work {
     fn rest(&self) -> bool {
         let none = |writer: &Writer| self.keeps_freed || writer.freed.is_empty();
         if self.writer.as_ref().is_none_or(none) {
-            std::thread::park();
+            thread::park();
             return false;
         }
         let (begun, timeout) = (Instant::now(), self.retry_at.map_or(TIMEOUT, |_| RETRY));
-        std::thread::park_timeout(timeout);
+        thread::park_timeout(timeout);
         begun.elapsed() >= timeout
     }
 

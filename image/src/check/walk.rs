@@ -8,9 +8,8 @@ use crate::header::{Header, L1_BYTES_MAX};
 use crate::read_at::ReadAt;
 use crate::refused::Refused;
 use crate::snapshot::Snapshot;
-use std::fs::File;
+use ringway_core::host::{File, FileExt};
 use std::io;
-use std::os::unix::fs::FileExt;
 
 /// Entries that are looked at in one way through. An image that has more of them names the same tables
 /// again and again: an honest one of 2 PiB with clusters of 64 KiB and 7 snapshots has as many.

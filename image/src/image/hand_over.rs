@@ -12,7 +12,7 @@ use crate::header::Header;
 use crate::image::{Image, Use};
 use crate::layer::{Layer, LayerFormat};
 use crate::layout::Shape;
-use std::fs::File;
+use ringway_core::host::File;
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;

@@ -6,8 +6,8 @@ use crate::header::Header;
 use crate::l2::Tables;
 use crate::layout::{COPIED, Entry, OFFSET, Shape};
 use crate::refcounts::Refcounts;
+use ringway_core::host::File;
 use std::collections::{BTreeMap, HashSet};
-use std::fs::File;
 use std::io;
 use std::sync::Arc;
 

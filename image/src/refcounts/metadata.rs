@@ -1,9 +1,10 @@
 //! Which clusters of a file hold metadata: no data are written there, whatever an entry says, and they
 //! are not given back as data.
 
+use ringway_core::host::sync::{Mutex, MutexGuard};
 use std::collections::HashSet;
 use std::ops::Range;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, PoisonError};
 
 /// Those of one file, known to all of its thread.
 #[derive(Clone, Debug, Default)]

@@ -8,10 +8,12 @@
 use super::cluster_write::ClusterWrite;
 use crate::aligned::Aligned;
 use crate::file::BlockFile;
+use ringway_core::host::sync::{Condvar, Mutex, MutexGuard};
+use ringway_core::host::thread::Builder;
 use std::collections::VecDeque;
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 /// The most that is in flight, one by the image's thread.
@@ -157,5 +159,5 @@ impl Shared {
 /// Starts a thread. False if there is no more to be had: it goes without.
 fn start(shared: &Arc<Shared>) -> bool {
     let shared = Arc::clone(shared);
-    std::thread::Builder::new().name("image-io".into()).spawn(move || shared.run()).is_ok()
+    Builder::new().name("image-io".into()).spawn(move || shared.run()).is_ok()
 }
