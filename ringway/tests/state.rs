@@ -110,11 +110,16 @@ fn c80_what_was_kept_and_cannot_be_taken_up_is_not_forgotten() {
         let all = || (std::fs::read(&file).unwrap(), file.metadata().unwrap().permissions().mode());
         let length = file.metadata().unwrap().len();
         let open = || std::fs::File::options().write(true).open(&file).unwrap();
-        let allow = |mode| std::fs::set_permissions(&file, PermissionsExt::from_mode(mode)).unwrap();
+        let allow =
+            |mode| std::fs::set_permissions(&file, PermissionsExt::from_mode(mode)).unwrap();
         type Change<'a> = &'a dyn Fn();
         let wrongs: [(Change<'_>, Change<'_>, &str); 2] = [
             (&|| allow(0o666), &|| allow(0o600), "others can write"),
-            (&|| open().set_len(length + 1).unwrap(), &|| open().set_len(length).unwrap(), "version"),
+            (
+                &|| open().set_len(length + 1).unwrap(),
+                &|| open().set_len(length).unwrap(),
+                "version",
+            ),
         ];
         for (spoil, mend, why) in wrongs {
             spoil();

@@ -45,6 +45,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
+use std::thread::ScopedJoinHandle;
 use std::time::Instant;
 
 /// A disk that is ready, and not served yet.
@@ -415,25 +416,34 @@ impl Disks {
                 outcome = outcome.and(Err(error));
             }
         }
-        // Beside each other: a server that does not answer takes its time.
-        std::thread::scope(|scope| {
-            for served in list.iter().filter(|served| served.export.disk().remote().is_some()) {
-                let thread = std::thread::Builder::new().name("part".into());
-                if thread.spawn_scoped(scope, || served.flush_server()).is_err() {
-                    served.flush_server();
-                }
+        let removed = self.removed.load(SeqCst);
+        let part = |served: &Served| {
+            served.flush_server();
+            if removed {
+                return served.leave_or_delete();
             }
-        });
-        for served in list {
-            outcome = outcome.and(match self.removed.load(SeqCst) {
-                true => served.leave_or_delete(),
-                false => {
-                    served.end_clone(false);
-                    served.leave()
+            served.end_clone(false);
+            served.leave()
+        };
+        // Beside each other: a server that does not answer takes its time, and so does storage that hangs.
+        let part = &part;
+        let parted: Vec<_> = std::thread::scope(|scope| {
+            let mut threads = Vec::new();
+            for served in &list {
+                let thread = std::thread::Builder::new().name("part".into());
+                threads.push((served, thread.spawn_scoped(scope, move || part(served)).ok()));
+            }
+            let end = |(served, thread): (&Arc<Served>, Option<ScopedJoinHandle<'_, _>>)| {
+                let panicked = || anyhow!("{}: leaving it panicked", served.name());
+                match thread {
+                    Some(thread) => thread.join().unwrap_or_else(|_| Err(panicked())),
+                    None => part(served),
                 }
-            });
-            self.forget(&served);
-        }
+            };
+            threads.into_iter().map(end).collect()
+        });
+        outcome = parted.into_iter().fold(outcome, |outcome, parted| outcome.and(parted));
+        list.iter().for_each(|served| self.forget(served));
         outcome
     }
 }

@@ -2,9 +2,9 @@
 
 use super::protocol::{HelperAnswer, HelperRequest, SocketBusy, Wanted};
 use super::state::NoPlace;
-use super::wire::{AskError, Asker, receive};
+use super::wire::{AskError, Asker, LOST, receive};
 use crate::xen;
-use anyhow::{anyhow, bail};
+use anyhow::{Context, anyhow, bail};
 use ringway_control::config::Location;
 use ringway_core::thread::carries_data;
 use ringway_disk::{Disk, OpenOptions};
@@ -132,6 +132,7 @@ impl Client {
     ) -> anyhow::Result<OwnedFd> {
         match self.ask_with(request, fd)? {
             (HelperAnswer::Wait, Some(line)) => Ok(line),
+            (HelperAnswer::Wait, None) => bail!(LOST),
             _ => bail!(OUT_OF_TURN),
         }
     }
@@ -162,6 +163,11 @@ impl Client {
             (HelperAnswer::State { number }, Some(file)) => {
                 Ok((file.into(), HelpersState { helper: Arc::clone(self), number }))
             }
+            (HelperAnswer::State { number }, None) => {
+                // Else it had the image, with its lock, until the end.
+                drop(HelpersState { helper: Arc::clone(self), number });
+                bail!("the state of a disk: {LOST}")
+            }
             (HelperAnswer::NoPlace { why }, _) => bail!(NoPlace(why)),
             _ => bail!(OUT_OF_TURN),
         }
@@ -182,17 +188,19 @@ impl Client {
 
     fn open_wanted(self: &Arc<Self>, wanted: Wanted) -> anyhow::Result<Opened> {
         let line = self.line_for(&HelperRequest::Open(Box::new(wanted)), None)?;
-        let (HelperAnswer::Opened { found, new, clone }, Some(file)) = answer(&line)? else {
+        let (HelperAnswer::Opened { found, new, clone }, file) = answer(&line)? else {
             bail!(OUT_OF_TURN);
         };
+        // Goes again if anything is amiss from here on.
         let new = new.map(|number| HelpersFile::new(self, number));
         let clone = clone.map(|number| EphemeralFile(Some(HelpersFile::new(self, number))));
+        let file = file.context(LOST)?;
         let mut others = Vec::new();
         for _ in 0..found.others() {
-            let (HelperAnswer::Layer, Some(file)) = answer(&line)? else {
+            let (HelperAnswer::Layer, file) = answer(&line)? else {
                 bail!(OUT_OF_TURN);
             };
-            others.push(file);
+            others.push(file.context(LOST)?);
         }
         Ok(Opened { disk: found.into_disk(file, others)?, new, clone })
     }
@@ -205,10 +213,11 @@ impl Client {
     ) -> anyhow::Result<(UnixListener, HelpersFile, PathBuf)> {
         let request = HelperRequest::Listen { path: path.into(), private, mode, group };
         let asked = self.look_up(path.display(), &request)?;
-        let (HelperAnswer::Listening { number, path }, Some(socket)) = asked else {
+        let (HelperAnswer::Listening { number, path }, socket) = asked else {
             bail!(OUT_OF_TURN);
         };
-        Ok((socket.into(), HelpersFile::new(self, number), path.into()))
+        let file = HelpersFile::new(self, number);
+        Ok((socket.context(LOST)?.into(), file, path.into()))
     }
 
     pub(super) fn configuration(&self) -> anyhow::Result<File> {
@@ -349,5 +358,45 @@ impl Drop for HelpersFile {
             // Best effort: a socket that stays is replaced by the next daemon.
             let _ = self.helper.look_up("a file", &HelperRequest::Remove { number: self.number });
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::forked::line;
+    use super::super::wire::{Numbered, send};
+    use super::*;
+    use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
+    use std::io::IoSlice;
+    use std::mem::MaybeUninit;
+
+    /// There is room for one descriptor: with two the kernel says what it does when there is none.
+    #[test]
+    fn e51_what_was_made_for_an_answer_whose_descriptor_is_lost_goes() {
+        let (ours, its) = line().unwrap();
+        let helper = std::thread::spawn(move || {
+            let (HelperRequest::State { .. }, _) = receive(&its).unwrap() else { panic!() };
+            let answer = Numbered { request: 1, answer: HelperAnswer::State { number: 7 } };
+            let bytes = serde_json::to_vec(&answer).unwrap();
+            let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
+            let mut control = SendAncillaryBuffer::new(&mut space);
+            let fds = [its.as_fd(), its.as_fd()];
+            assert!(control.push(SendAncillaryMessage::ScmRights(&fds)));
+            sendmsg(&its, &[IoSlice::new(&bytes)], &mut control, SendFlags::empty()).unwrap();
+            let (HelperRequest::Stateless { number: 7 }, _) = receive(&its).unwrap() else {
+                panic!("its image stays locked")
+            };
+            let answer = HelperAnswer::Done;
+            send(&its, &Numbered { request: 2, answer }, None).unwrap();
+            let (HelperRequest::Started, _) = receive(&its).unwrap() else { panic!() };
+            let answer = HelperAnswer::Done;
+            send(&its, &Numbered { request: 3, answer }, None).unwrap();
+        });
+        let client = Arc::new(Client::new(ours));
+        let image = tempfile::tempfile().unwrap();
+        let error = client.state(&image, true).err().expect("there is no file");
+        assert!(error.to_string().contains("ulimit -n"), "{error}");
+        client.started().unwrap();
+        helper.join().unwrap();
     }
 }

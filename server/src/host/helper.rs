@@ -467,7 +467,8 @@ fn reply(
 /// The image that comes with a request, which is open for writing: who asks may write it, and gains nothing by
 /// what is done here with other rights than its own. A descriptor that only names a file (`O_PATH`) anybody can have.
 fn written(image: Option<OwnedFd>) -> anyhow::Result<File> {
-    let image = image.context("the image does not come with it")?;
+    let image =
+        image.context("the image does not come with it; or its descriptor is lost (ulimit -n)")?;
     let flags = rustix::fs::fcntl_getfl(&image)?;
     let writes = flags.intersects(OFlags::WRONLY | OFlags::RDWR);
     if !writes || flags.contains(OFlags::PATH) {

@@ -4,6 +4,7 @@ use super::Host;
 use super::client::{Client, HelpersState, OUT_OF_TURN};
 use super::protocol::{HelperAnswer, HelperRequest, OverlayWanted};
 use super::state::{OwnState, StateKeeper};
+use super::wire::LOST;
 use anyhow::{Context, bail, ensure};
 use ringway_disk::{Beneath, Disk, NewOverlay, OverlayShape, lock_image};
 use ringway_image::Layer;
@@ -169,10 +170,18 @@ impl Client {
             direct: shape.direct,
         }));
         let image = disk.file();
-        let (HelperAnswer::Overlay { number, image, alignment, snapshot }, Some(file)) =
+        let (HelperAnswer::Overlay { number, image, alignment, snapshot }, file) =
             self.ask_deferred(&request, Some(image.as_fd()))?
         else {
             bail!(OUT_OF_TURN);
+        };
+        let Some(file) = file else {
+            let request = HelperRequest::EndOverlay { number, kept: false };
+            let ended = self.ask_deferred(&request, None).err();
+            bail!(
+                "the new image: {LOST}{}",
+                ended.map_or(String::new(), |error| format!("; {error}"))
+            );
         };
         let file = Arc::new(std::fs::File::from(file));
         let layer = image.into_image(&file, Vec::new())?.layers.pop();

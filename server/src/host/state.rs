@@ -251,9 +251,9 @@ impl StateKeeper {
                     std::thread::sleep(LAST_ONE_PAUSE);
                 }
                 // Nor is it taken for what was kept: whoever may lock it would keep others from being served.
-                Err(Errno::WOULDBLOCK) => bail!(NoPlace(format!(
-                    "somebody has locked the state of this export, {name}"
-                ))),
+                Err(Errno::WOULDBLOCK) => {
+                    bail!(NoPlace(format!("somebody has locked the state of this export, {name}")))
+                }
                 Err(error) => Err(error)?,
             }
         };
@@ -388,8 +388,7 @@ impl StateKeeper {
     /// the file; the outcome of a flush that is still under way is.
     pub(super) fn leave(&self) {
         self.ask_witnesses();
-        let used = self.journal.is_used()
-            || self.counts.as_ref().is_some_and(Counts::may_be_lost);
+        let used = self.journal.is_used() || self.counts.as_ref().is_some_and(Counts::may_be_lost);
         // An export has no lock: others may use it.
         let alone = || {
             let exclusive = FlockOperation::NonBlockingLockExclusive;

@@ -11,6 +11,10 @@ use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
+/// What is said where a message has come without its descriptor.
+pub(crate) const LOST: &str =
+    "its descriptor is lost: a process of this daemon has no more of them (ulimit -n)";
+
 /// The longest message in bytes: paths are 4096 at most, reasons a few lines.
 const LONGEST: usize = 64 << 10;
 
@@ -130,7 +134,8 @@ pub(crate) fn send(
     }
 }
 
-/// Waits for one message.
+/// Waits for one message. Its descriptor is lost if this process has no more of them: what was done for that is known
+/// by the words, so that it can be undone.
 ///
 /// # Errors
 /// [`ReceiveError`].
@@ -161,8 +166,8 @@ pub(crate) fn receive<T: DeserializeOwned>(
         return Err(ReceiveError::Message(format!("it has more than {LONGEST} bytes")));
     }
     if got.flags.contains(ReturnFlags::CTRUNC) {
-        let why = "its descriptor is lost: this process has no more of them (ulimit -n)";
-        return Err(ReceiveError::Message(why.into()));
+        // Not one of several that were not expected.
+        fd = None;
     }
     match serde_json::from_slice(&bytes[..got.bytes]) {
         Ok(message) => Ok((message, fd)),

@@ -12,7 +12,7 @@ use super::files::ServedFiles;
 use super::lock;
 use super::process::{POLL_EVERY, Process};
 use super::protocol::{DiskSetup, ForAll, ProcessSetup};
-use crate::host::wire::Asker;
+use crate::host::wire::{Asker, LOST};
 use crate::host::{Event, Parent, leave_no_zombie, reason, settle};
 use anyhow::{Context, anyhow, bail};
 use clap::ValueEnum;
@@ -166,11 +166,17 @@ impl Spawner {
         request: &SpawnerRequest,
         socket: Option<BorrowedFd<'_>>,
     ) -> anyhow::Result<(u64, Process)> {
-        let (SpawnerAnswer::Begun { number, pid }, Some(line)) = self.ask_with(request, socket)?
-        else {
+        let (SpawnerAnswer::Begun { number, pid }, line) = self.ask_with(request, socket)? else {
             bail!("the process that starts others answers something else");
         };
-        Ok((number, Process::new(pid, UnixStream::from(line))?))
+        let process = line.context(LOST).and_then(|line| Process::new(pid, line.into()));
+        let process = process.inspect_err(|_| {
+            // It ends, as its line has been closed.
+            if let SpawnerRequest::Start(_) = request {
+                self.forget(number);
+            }
+        })?;
+        Ok((number, process))
     }
 
     /// Waits for the end of a process that has closed its line: how it ended.
