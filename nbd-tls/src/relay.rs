@@ -26,11 +26,16 @@ pub const FAREWELL: Duration = Duration::from_secs(2);
 /// How long a server may take to read what was sent, and to close its end.
 const LAST_REQUESTS: Duration = Duration::from_secs(5);
 
+/// The most of a client that has gone that is looked at: more than sockets keep.
+const REST_MAX: usize = 64 << 20;
+
 /// Who is at the other end of TLS.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug)]
 pub enum Peer {
-    /// It gets what the worker has sent, for [`FAREWELL`] at most. Then the connection is closed.
-    Client,
+    /// It gets what the worker has sent, for [`FAREWELL`] at most. Then the connection is closed. Of one that has gone
+    /// while the worker takes nothing, what the worker has not got is dropped, unless this says that it may end with
+    /// the client's word that it goes: so the worker's side hears of the end at once, as of that of a plain socket.
+    Client(fn(&[u8]) -> bool),
     /// The worker's end is closed once the server has closed its own, a few seconds later at most: so who
     /// waits for that knows that the server has taken all that was sent, and does nothing of it later.
     Server,
@@ -114,7 +119,7 @@ impl Relay {
 
     /// All that the worker has sent is on its way.
     fn see_off(&mut self) -> Result<(), Over> {
-        if self.who == Peer::Client {
+        if let Peer::Client(_) = self.who {
             return Err(Over);
         }
         if !std::mem::replace(&mut self.peer_shut, true) {
@@ -219,8 +224,11 @@ impl Relay {
     }
 
     /// Sleeps until something can be moved.
-    fn wait(&self) -> Result<(), Over> {
-        let limit = if self.who == Peer::Client { FAREWELL } else { LAST_REQUESTS };
+    fn wait(&mut self) -> Result<(), Over> {
+        let limit = match self.who {
+            Peer::Client(_) => FAREWELL,
+            Peer::Server => LAST_REQUESTS,
+        };
         let left = self.worker_done.map(|since| limit.saturating_sub(since.elapsed()));
         if left.is_some_and(|left| left.is_zero()) {
             return Err(Over);
@@ -229,6 +237,13 @@ impl Relay {
         if self.peer_shut || self.waiting.is_empty() && !self.peer_done {
             peer |= PollFlags::IN;
         }
+        let says_goodbye = match self.who {
+            Peer::Client(says_goodbye) if !self.waiting.is_empty() && !self.peer_done => {
+                peer |= PollFlags::RDHUP;
+                Some(says_goodbye)
+            }
+            _ => None,
+        };
         if self.tls.wants_write() {
             peer |= PollFlags::OUT;
         } else if self.worker_done.is_none() {
@@ -243,8 +258,35 @@ impl Relay {
         let mut polled: Vec<_> = asked.map(|&(fd, flags)| PollFd::new(fd, flags)).collect();
         let timeout = left.map(Timespec::try_from).transpose().map_err(|_| Over)?;
         match poll(&mut polled, timeout.as_ref()) {
-            Ok(_) | Err(Errno::INTR) => Ok(()),
-            Err(_) => Err(Over),
+            Ok(_) | Err(Errno::INTR) => {}
+            Err(_) => return Err(Over),
         }
+        let ends = PollFlags::RDHUP | PollFlags::HUP | PollFlags::ERR;
+        // It is the first, as it is waited for.
+        let has_gone = polled.first().is_some_and(|peer| peer.revents().intersects(ends));
+        if let Some(says_goodbye) = says_goodbye.filter(|_| has_gone) {
+            self.hear_rest(says_goodbye);
+        }
+        Ok(())
+    }
+
+    /// The client has gone, and the worker takes nothing.
+    fn hear_rest(&mut self, says_goodbye: fn(&[u8]) -> bool) {
+        let mut rest = self.inbound[self.waiting.clone()].to_vec();
+        while rest.len() < REST_MAX {
+            match self.tls.reader().read(&mut self.room) {
+                Ok(got @ 1..) => rest.extend_from_slice(&self.room[..got]),
+                Err(error) if error.kind() == ErrorKind::WouldBlock => {
+                    let got = self.tls.read_tls(&mut Wire(self.peer.as_fd()));
+                    if !matches!(got, Ok(1..)) || self.tls.process_new_packets().is_err() {
+                        break;
+                    }
+                }
+                _ => break,
+            }
+        }
+        self.peer_done = true;
+        self.waiting = if says_goodbye(&rest) { 0..rest.len() } else { 0..0 };
+        self.inbound = rest.into();
     }
 }

@@ -5,6 +5,7 @@ use crate::lines::Lines;
 use crate::offer::Offer;
 use crate::portal::{HANDSHAKES_MAX, Newcomer, Portal, Reservation, Room, Shaking};
 use crate::session::{Ended, Session, is_rung, shake_hands};
+use crate::tls::may_end_with_disconnect;
 use ringway_core::thread::panic_message;
 use ringway_nbd_tls::{FAREWELL, Peer, start as relay};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -182,10 +183,13 @@ impl<'a> Server<'a> {
         let Some(place) = place else { return };
         let (stream, relay) = match tls {
             None => (stream, None),
-            Some(tls) => match relay(Box::new((*tls).into()), stream, Peer::Client) {
-                Ok((stream, relay)) => (stream, Some(relay)),
-                Err(error) => return self.tell_of_no_connection(&error),
-            },
+            Some(tls) => {
+                let client = Peer::Client(may_end_with_disconnect);
+                match relay(Box::new((*tls).into()), stream, client) {
+                    Ok((stream, relay)) => (stream, Some(relay)),
+                    Err(error) => return self.tell_of_no_connection(&error),
+                }
+            }
         };
         room.send(Newcomer { stream, negotiated, offer, relay }, place);
     }

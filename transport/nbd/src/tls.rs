@@ -1,6 +1,7 @@
 //! TLS: who this server is, and whom it lets in.
 
 use ringway_nbd_tls::{FileError, certificates};
+use ringway_nbd_words::{EXTENDED_REQUEST_MAGIC, REQUEST_MAGIC, command};
 use rustls::crypto::ring::default_provider;
 use rustls::server::{NoServerSessionStorage, WebPkiClientVerifier};
 use rustls::{RootCertStore, ServerConfig, ServerConnection};
@@ -64,5 +65,39 @@ impl Tls {
     /// The server's side of a connection that begins.
     pub(crate) fn begin(&self) -> Result<Box<ServerConnection>, rustls::Error> {
         ServerConnection::new(Arc::clone(&self.0)).map(Box::new)
+    }
+}
+
+/// Whether what a client has sent last may be that it goes: of what came before nothing is known.
+pub(crate) fn may_end_with_disconnect(sent: &[u8]) -> bool {
+    let heads = [(EXTENDED_REQUEST_MAGIC, 32), (REQUEST_MAGIC, 28)];
+    heads.into_iter().any(|(magic, len)| {
+        let last = sent.len().checked_sub(len).map(|at| &sent[at..]);
+        // The worker may have received the beginning of it.
+        last.is_none_or(|last| {
+            last.starts_with(&magic.to_be_bytes()) && last[6..8] == command::DISC.to_be_bytes()
+        })
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn b52_a_goodbye_is_known_by_its_last_bytes() {
+        for (magic, len) in [(REQUEST_MAGIC, 28), (EXTENDED_REQUEST_MAGIC, 32)] {
+            for (word, goes) in [(command::DISC, true), (command::WRITE, false)] {
+                let mut sent = vec![0; 4096];
+                sent.extend_from_slice(&magic.to_be_bytes());
+                sent.extend_from_slice(&[0, 0]);
+                sent.extend_from_slice(&word.to_be_bytes());
+                sent.resize(4096 + len, 1);
+                assert_eq!(may_end_with_disconnect(&sent), goes, "{len}");
+                assert!(may_end_with_disconnect(&sent[4097..]), "it may have begun before");
+                sent.push(0);
+                assert!(!may_end_with_disconnect(&sent), "something comes after it");
+            }
+        }
     }
 }
