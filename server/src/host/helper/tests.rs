@@ -207,6 +207,29 @@ fn e39_who_adds_no_disks_opens_nothing_after_the_start() {
     assert!(rig.helper.account().is_some());
 }
 
+/// What a daemon to which no disks are added may still ask for is there from the start.
+#[test]
+fn e52_connections_are_made_anew_and_guests_of_xen_served_only_as_at_the_start() {
+    let Some(mut rig) = Rig::new(false) else { return };
+    #[cfg(feature = "xen")]
+    rig.refuses(HelperRequest::Xen(crate::xen::Named::Store), None, "no guests of Xen");
+    let name = |name: &str| format!("nbd:unix:{}/{name}", rig.folder.path().display());
+    let open = |name: &str, again| {
+        let options = OpenOptions::new(Source::Nbd(name.parse().unwrap()));
+        HelperRequest::Open(Box::new(Wanted::of(&options, (false, again)).unwrap()))
+    };
+    let (one, other) = (name("one"), name("other"));
+    rig.helper.started = false;
+    // Nobody listens there, which does not matter: it was asked for.
+    assert!(rig.ask(open(&one, false), None).is_err());
+    assert!(rig.ask(HelperRequest::Started, None).is_ok());
+    for again in [false, true] {
+        rig.refuses(open(&other, again), None, "started without --control");
+        let why = rig.ask(open(&one, again), None).expect_err("nobody listens there");
+        assert!(!why.contains("--control"), "{why}");
+    }
+}
+
 /// Each path that is looked up waits for a file system that hangs.
 #[test]
 fn e34_a_file_that_finds_no_room_to_go_stays_to_be_removed() {
