@@ -255,6 +255,20 @@ fn c14_without_memory_one_connection_fails() {
     daemon.stop();
 }
 
+/// There is memory for what is small, and for no thread.
+#[test]
+fn e53_a_daemon_that_gets_no_thread_ends_in_order() {
+    let dir = folder();
+    let daemon = Daemon::serve(dir.path(), &["disk.img", "--socket", "s", "--engine", "threads"]);
+    let mut device = connect(dir.path(), "s");
+    let mut queue = device.queue().unwrap();
+    assert!(write(&device, &mut queue, 1, 0x57));
+    limit_memory(daemon.pid(), memory_of(daemon.pid()) + (1 << 20));
+    drop((queue, device));
+    daemon.stop();
+    assert!(!dir.path().join("s").exists());
+}
+
 /// SIGTERM, and a successor that waits for the image: how long a guest is without its disk.
 #[test]
 fn a_daemon_is_replaced_while_its_guest_waits() {

@@ -308,15 +308,19 @@ impl Daemon {
         let launched = ready.into_iter().try_for_each(|ready| disks.launch(ready));
         let launched = launched.and_then(|()| disks.launch_isolated());
         let farewell = inside.map(|inside| inside.attend(&disks, &stop)).transpose()?;
-        let control = control.map(|control| control.run(&disks)).transpose();
-        let metrics = metrics.map(|metrics| metrics.run(&disks)).transpose();
+        // Whatever cannot be started: disks that are served are ended in order.
+        let (control, heard) = started(control.map(|control| control.run(&disks)));
+        let (metrics, told) = started(metrics.map(|metrics| metrics.run(&disks)));
         let pulse = Pulse::default();
-        let watchdog = Watchdog::start(&disks, overdue, pulse.clone())?;
-        let served = launched.and_then(|()| wait(&disks, &stop, stays, &|| pulse.tell(&notify)));
-        deadline::begin(&disks, name.is_some())?;
+        let (watchdog, looked) = started(Some(Watchdog::start(&disks, overdue, pulse.clone())));
+        let served = launched.and(heard).and(told).and(looked);
+        let served = served.and_then(|()| wait(&disks, &stop, stays, &|| pulse.tell(&notify)));
+        if let Err(error) = deadline::begin(&disks, name.is_some()) {
+            tracing::error!("what does not end keeps the daemon from its end: {error}");
+        }
         notify.stopping();
         // New requests are refused first: nothing is added any more.
-        drop((control?, metrics?));
+        drop((control, metrics));
         drop(xen);
         // Asked later, when all is counted; named now, while the disks are there.
         let (workers, list) = (disks.workers(), disks.list());
@@ -341,6 +345,14 @@ impl Daemon {
         })?;
         tracing::info!(disk = name, "stopped");
         Ok(ExitCode::SUCCESS)
+    }
+}
+
+/// What was started, and that it was, if it was to be.
+fn started<T>(part: Option<std::io::Result<T>>) -> (Option<T>, anyhow::Result<()>) {
+    match part.transpose() {
+        Ok(part) => (part, Ok(())),
+        Err(error) => (None, Err(error.into())),
     }
 }
 
