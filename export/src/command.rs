@@ -28,8 +28,6 @@ pub struct Stopped<Q> {
 /// What a look has found in one queue.
 #[derive(Clone, Debug)]
 pub struct QueueFindings {
-    /// Its name on its worker.
-    pub id: QueueId,
     /// The disk it belongs to.
     pub disk: Arc<Disk>,
     /// Its requests that are in flight for too long.

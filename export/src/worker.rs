@@ -60,6 +60,8 @@ pub struct Worker<E: Engine, Q: QueueLifecycle> {
     queues: Vec<Option<WorkerQueue<Q>>>,
     active: Vec<u32>,
     waiting: Vec<Waiting<Q>>,
+    /// Queues so far.
+    taken_in: u64,
     /// Disks that it has or had queues of.
     known: Vec<Weak<Disk>>,
     /// The engine's, divided among these.

@@ -389,7 +389,6 @@ mod tests {
     use ringway_disk::EngineKind;
     use ringway_disk::{Oldest, OpenOptions, Source, open};
     use ringway_export::Findings;
-    use ringway_export::QueueId;
     use std::cell::Cell;
     use std::sync::mpsc::channel;
 
@@ -444,7 +443,7 @@ mod tests {
         let oldest = Oldest { op: Op::Write, range, age_ns: 31_500_000_000 };
         let oldest = (requests > 0).then_some(oldest);
         let overdue = Overdue { requests, new, oldest };
-        QueueFindings { id: QueueId(0), disk: Arc::clone(disk), overdue, lost_kicks }
+        QueueFindings { disk: Arc::clone(disk), overdue, lost_kicks }
     }
 
     #[test]

@@ -1,13 +1,11 @@
 //! How an offered disk is: its queues, and what they have counted.
 
 use super::{Export, lock};
-use crate::command::QueueId;
 use crate::latency::Latency;
 use crate::queue::QueueLifecycle;
 use crate::stats::{QueueStats, WorkerStats};
 use crate::totals::QueueTotals;
 use ringway_disk::DiskStats;
-use std::sync::Arc;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 
 /// One queue that runs.
@@ -78,7 +76,8 @@ impl<Q: QueueLifecycle> Export<Q> {
         };
         for (queue, worker, id) in running {
             let said = workers.get(worker).and_then(Option::as_ref);
-            let Some(stats) = said.and_then(|worker| self.find(worker, id)) else {
+            let Some(stats) = said.and_then(|said| said.queues.iter().find(|stats| stats.id == id))
+            else {
                 report.complete = false;
                 continue;
             };
@@ -91,10 +90,5 @@ impl<Q: QueueLifecycle> Export<Q> {
         }
         report.queues.sort_by_key(|queue| queue.queue);
         report
-    }
-
-    /// The number may have gone to another disk since.
-    fn find<'a>(&self, worker: &'a WorkerStats, id: QueueId) -> Option<&'a QueueStats> {
-        worker.queues.iter().find(|stats| stats.id == id && Arc::ptr_eq(&stats.disk, &self.disk))
     }
 }

@@ -34,9 +34,9 @@ impl<E: Engine, Q: QueueLifecycle> Worker<E, Q> {
                     self.waiting.push(Waiting::Settle { disk, end, reply });
                 }
                 Command::Flush { disk, reply } => self.flush(disk, reply),
-                Command::Edit { id: QueueId(id), edit, reply } => {
+                Command::Edit { id, edit, reply } => {
                     let mut wake = false;
-                    if let Some(Some(queue)) = self.queues.get_mut(id as usize) {
+                    if let Some(queue) = self.named(id) {
                         let stalled = queue.ring.is_stalled();
                         edit(&mut queue.ring);
                         wake = stalled && !queue.ring.is_stalled();
@@ -45,17 +45,21 @@ impl<E: Engine, Q: QueueLifecycle> Worker<E, Q> {
                     }
                     let _ = reply.send(());
                     if wake {
-                        self.activate(id);
+                        self.activate(id.place);
                     }
                 }
                 Command::Retry { disk, fail, reply } => {
                     let _ = reply.send(self.retry_held(&disk, fail));
                 }
                 Command::Unused { id, ranges, reply } => {
-                    self.waiting.push(Waiting::Unused { queue: id.0, ranges, reply });
+                    if self.named(id).is_some() {
+                        self.waiting.push(Waiting::Unused { queue: id.place, ranges, reply });
+                    } else {
+                        let _ = reply.send(());
+                    }
                 }
                 Command::SetDurable { id, durable, reply } => {
-                    if let Some(Some(queue)) = self.queues.get_mut(id.0 as usize) {
+                    if let Some(queue) = self.named(id) {
                         queue.disk.set_durable_writes(durable);
                     }
                     let _ = reply.send(());
@@ -67,8 +71,8 @@ impl<E: Engine, Q: QueueLifecycle> Worker<E, Q> {
                     let _ = reply.send(());
                 }
                 Command::QueueStats { id, reply } => {
-                    let queue = self.queues.get(id.0 as usize).and_then(Option::as_ref);
-                    let _ = reply.send(queue.map(WorkerQueue::counts).unwrap_or_default());
+                    let counts = self.named(id).map(|queue| queue.counts());
+                    let _ = reply.send(counts.unwrap_or_default());
                 }
                 Command::Stats { spreads, reply } => {
                     let _ = reply.send(self.snapshot(spreads));
@@ -81,9 +85,15 @@ impl<E: Engine, Q: QueueLifecycle> Worker<E, Q> {
         }
     }
 
+    /// The queue that has this name, unless it has stopped.
+    fn named(&mut self, id: QueueId) -> Option<&mut WorkerQueue<Q>> {
+        self.queues.get_mut(id.place as usize)?.as_mut().filter(|queue| queue.id == id)
+    }
+
     fn stop(&mut self, id: QueueId, reply: SyncSender<Stopped<Q>>) {
-        if let Some(Some(queue)) = self.queues.get_mut(id.0 as usize) {
-            self.engine.unwatch(id.0 + 1, queue.ring.doorbell());
+        let queue = self.queues.get_mut(id.place as usize).and_then(Option::as_mut);
+        if let Some(queue) = queue.filter(|queue| queue.id == id) {
+            self.engine.unwatch(id.place + 1, queue.ring.doorbell());
             queue.state = State::Stopping;
             queue.ring.wind_down();
             if queue.ring.peer_is_gone() {
@@ -93,8 +103,8 @@ impl<E: Engine, Q: QueueLifecycle> Worker<E, Q> {
                 queue.disk.hold_no_more(&mut self.engine);
             }
             queue.disk.outlive();
-            self.waiting.push(Waiting::Stop { queue: id.0, reply });
-            self.activate(id.0);
+            self.waiting.push(Waiting::Stop { queue: id.place, reply });
+            self.activate(id.place);
         }
     }
 
@@ -181,7 +191,7 @@ impl<E: Engine, Q: QueueLifecycle> Worker<E, Q> {
             let overdue = queue.disk.scan_overdue(now_ns, limit_ns);
             queue.overdue = overdue.requests;
             let disk = Arc::clone(queue.disk.disk());
-            found.push(QueueFindings { id: QueueId(id), disk, overdue, lost_kicks });
+            found.push(QueueFindings { disk, overdue, lost_kicks });
         }
         wake.into_iter().for_each(|id| self.activate(id));
         self.rouse = rouse.filter(|_| quiet);
@@ -202,11 +212,9 @@ impl<E: Engine, Q: QueueLifecycle> Worker<E, Q> {
         self.harvests.add_to(&mut stats.harvests);
         stats.disk = DiskStats::default();
         stats.disk.add(&self.stats.gone);
-        for (id, queue) in (0..).zip(&self.queues) {
-            if let Some(queue) = queue {
-                stats.disk.add(&queue.counts());
-                stats.queues.push(queue.report(QueueId(id), spreads));
-            }
+        for queue in self.queues.iter().flatten() {
+            stats.disk.add(&queue.counts());
+            stats.queues.push(queue.report(spreads));
         }
         stats.engine = self.engine.counters();
         stats.turns = self.turns;
@@ -227,9 +235,9 @@ impl<Q: QueueLifecycle> WorkerQueue<Q> {
         self.disk.uses(ranges, answers_into)
     }
 
-    fn report(&self, id: QueueId, spreads: bool) -> QueueStats {
+    fn report(&self, spreads: bool) -> QueueStats {
         QueueStats {
-            id,
+            id: self.id,
             disk: Arc::clone(self.disk.disk()),
             queue_size: self.ring.depth(),
             in_flight: self.disk.in_flight(),

@@ -5,6 +5,7 @@ mod rest;
 use crate::command::Raise;
 use crate::queue::{Broken, Pop, QueueLifecycle, RequestQueue};
 use crate::queue_commands::QueueCommands;
+use crate::queue_id::QueueId;
 use crate::sampler::Sampler;
 use ringway_aio::Engine;
 use ringway_disk::DiskQueue;
@@ -44,6 +45,7 @@ const DEBT_MAX: u64 = 16 * BUDGET_COST;
 
 /// One queue and its hand on a disk.
 pub(super) struct WorkerQueue<Q: RequestQueue> {
+    pub(super) id: QueueId,
     pub(super) ring: Q,
     pub(super) disk: DiskQueue<Q::Token>,
     pub(super) state: State,
@@ -102,11 +104,18 @@ impl State {
 
 impl<Q: QueueLifecycle> WorkerQueue<Q> {
     /// A queue that runs, and is not active yet.
-    pub(super) fn new(ring: Q, disk: DiskQueue<Q::Token>, alarm: Raise, sampler: Sampler) -> Self {
+    pub(super) fn new(
+        id: QueueId,
+        ring: Q,
+        disk: DiskQueue<Q::Token>,
+        alarm: Raise,
+        sampler: Sampler,
+    ) -> Self {
         let state = State::Running;
         let (active, idle_turns, lasting, kicks) = (false, 0, false, 0);
         let (overdue, forgotten) = (0, None);
         Self {
+            id,
             ring,
             disk,
             state,

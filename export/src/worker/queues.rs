@@ -33,6 +33,7 @@ impl<E: Engine, Q: QueueLifecycle> Worker<E, Q> {
             queues: Vec::new(),
             active: Vec::with_capacity(64),
             waiting: Vec::new(),
+            taken_in: 0,
             known: Vec::new(),
             places: Places::new(limits.depth),
             inbox,
@@ -91,7 +92,10 @@ impl<E: Engine, Q: QueueLifecycle> Worker<E, Q> {
         self.knows(disk.disk());
         self.queues.resize_with(self.queues.len().max(at + 1), || None);
         self.make_room();
-        let mut queue = WorkerQueue::new(ring, disk, alarm, Sampler::new(self.sample_latency));
+        let name = QueueId { place: id, number: self.taken_in };
+        self.taken_in += 1;
+        let sampler = Sampler::new(self.sample_latency);
+        let mut queue = WorkerQueue::new(name, ring, disk, alarm, sampler);
         queue.commands = commands;
         queue.adopt_limits();
         self.queues[at] = Some(queue);
@@ -101,7 +105,7 @@ impl<E: Engine, Q: QueueLifecycle> Worker<E, Q> {
         self.activate(id);
         // And its memory may have vanished while the control plane held it.
         self.check_memory();
-        Ok(QueueId(id))
+        Ok(name)
     }
 
     /// Listens to whatever brings the requests of a queue: its doorbell, and commands if it has some.

@@ -289,6 +289,43 @@ fn e08_a_quiet_worker_calls_when_it_is_asked_for_something() {
     worker.join().unwrap().unwrap();
 }
 
+/// Whoever has a queue that has stopped, and has not heard so yet, tells it something: that does not get to the queue of
+/// somebody else which has its place by now.
+#[test]
+fn b47_a_queue_that_has_stopped_is_not_taken_for_another() {
+    let (handle, worker) = worker();
+    let (asked, answered) = (Arc::new(AtomicU32::new(0)), Arc::new(AtomicU32::new(0)));
+    let kick = Arc::new(eventfd(0, EventfdFlags::CLOEXEC).unwrap());
+    let queue = || Silent {
+        op: Op::Read,
+        kick: Arc::clone(&kick),
+        asked: Arc::clone(&asked),
+        answered: Arc::clone(&answered),
+    };
+    let first = handle.add(queue(), null_disk(), false, Box::new(|_| {})).unwrap();
+    handle.stop(first).unwrap().recv().unwrap();
+    let disk = null_disk();
+    let second = handle.add(queue(), Arc::clone(&disk), false, Box::new(|_| {})).unwrap();
+    assert_eq!(first.place, second.place, "another one has its place");
+
+    handle.edit(first, |_| panic!("not this one")).unwrap();
+    handle.set_durable(first, true).unwrap();
+    handle.unused(first, vec![(0, usize::MAX)]).unwrap().recv().unwrap();
+    assert!(handle.stop(first).unwrap().recv().is_err(), "it has stopped before");
+
+    asked.store(1, SeqCst);
+    rustix::io::write(&kick, &1u64.to_ne_bytes()).unwrap();
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while answered.load(SeqCst) < 1 && Instant::now() < deadline {
+        std::thread::yield_now();
+    }
+    assert_eq!(answered.load(SeqCst), 1, "the second one is served as ever");
+    assert_eq!(handle.queue_stats(second).unwrap().reads, 1);
+    assert_eq!(handle.queue_stats(first).unwrap().reads, 0);
+    handle.exit().unwrap();
+    worker.join().unwrap().unwrap();
+}
+
 /// Nobody kicks again: the worker must not sleep over it.
 #[test]
 fn b03_memory_that_vanishes_just_before_the_sleep_is_noticed() {
