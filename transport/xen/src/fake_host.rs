@@ -71,7 +71,7 @@ fn tempfile_in_memory(len: usize) -> File {
 /// One queue's access to a guest.
 pub(crate) struct FakeHost {
     guest: Arc<FakeGuest>,
-    bell: Arc<OwnedFd>,
+    pub(crate) bell: Arc<OwnedFd>,
 }
 
 impl FakeHost {

@@ -8,6 +8,8 @@ mod queues;
 
 use super::Queue;
 use super::access::Access;
+use super::domain::Domain;
+use super::host::Host;
 use super::keys::{self, Address, FrontKeys, KeyError, Saying};
 use super::limits::GuestLimits;
 use super::movement::Movement;
@@ -16,12 +18,13 @@ use super::record::RecordError;
 use super::xenbus::{self, Action, State};
 use super::xenstore::{StoreError, Tx, Xenstore};
 use ringway_core::thread::panic_message;
-use ringway_export::{Export, Notice, QueueId, SessionInbox};
+use ringway_export::{Export, Notice, QueueId, SessionInbox, Stopped};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
+use std::sync::mpsc::Receiver;
 use tracing::{debug, error, info, warn};
 
 /// How long to wait before a store that was lost is tried again.
@@ -71,34 +74,43 @@ enum Refusal {
     Worker(usize, io::Error),
     #[error("ring {0}: the disk does not finish what is in flight")]
     Stuck(usize),
+    #[error("a worker of this disk has failed: what was in flight is not known")]
+    Failed,
     #[error("requests of an earlier connection are still in flight: their writes could land later")]
     Fenced,
 }
 
+/// Maps the ring of a queue and binds its event channel, as [`Domain::connect`].
+type Connect<H> =
+    dyn Fn(&dyn Access, u16, &[u32], u32) -> io::Result<(H, <H as Host>::Mapped)> + Send + Sync;
+
 /// One queue: with its worker, or with us.
-enum QueuePlace {
+enum QueuePlace<H: Host> {
     /// It runs on its worker under this name.
     Running(QueueId),
+    /// It was told to stop, and the worker gives it back here.
+    Stopping(Receiver<Stopped<Queue<H>>>),
     /// It is stopped.
-    Here(Box<Queue>),
+    Here(Box<Queue<H>>),
     /// It is lost to a disk that is stuck, or to a worker that ended.
     Lost,
 }
 
 /// One disk of one guest.
-pub struct Session<'a> {
-    export: &'a Export<Queue>,
+pub struct Session<'a, H: Host = Domain> {
+    export: &'a Export<Queue<H>>,
+    connect: Box<Connect<H>>,
     options: SessionOptions,
     store: Xenstore,
     at: Address,
     stop: BorrowedFd<'a>,
     inbox: Arc<SessionInbox>,
-    queues: Vec<QueuePlace>,
+    queues: Vec<QueuePlace<H>>,
     /// How often the disk had changed its size when the front-end was last told.
     resizes_announced: u64,
 }
 
-impl<'a> Session<'a> {
+impl<'a> Session<'a, Domain> {
     /// A session for the disk at `at`, over a connection of its own. It ends when `stop` becomes
     /// readable.
     ///
@@ -111,10 +123,25 @@ impl<'a> Session<'a> {
         at: Address,
         stop: BorrowedFd<'a>,
     ) -> io::Result<Self> {
+        Self::over(export, options, store, at, stop, Box::new(Domain::connect))
+    }
+}
+
+impl<'a, H: Host> Session<'a, H> {
+    /// The same, with another way to the guest's memory.
+    fn over(
+        export: &'a Export<Queue<H>>,
+        options: SessionOptions,
+        store: Xenstore,
+        at: Address,
+        stop: BorrowedFd<'a>,
+        connect: Box<Connect<H>>,
+    ) -> io::Result<Self> {
         let inbox = Arc::new(SessionInbox::new()?);
         inbox.attend(false);
         let session = Self {
             export,
+            connect,
             options,
             store,
             at,
@@ -148,9 +175,9 @@ impl<'a> Session<'a> {
                     }
                 }
             }
-            if self.breathe() {
+            if let Some(ended) = self.breathe() {
                 self.stop_for_good();
-                return Ended::ByOrder;
+                return ended;
             }
             if let Ok(store) = Xenstore::open(&*self.options.access) {
                 self.store = store;
@@ -159,7 +186,16 @@ impl<'a> Session<'a> {
     }
 
     fn stop_for_good(&mut self) {
-        if let Err(refusal) = self.stop_all() {
+        let stopped = catch_unwind(AssertUnwindSafe(|| self.stop_all()));
+        let stopped = stopped.unwrap_or_else(|panic| {
+            // Some may still run, and what they have in flight is known to nobody.
+            self.export.fail();
+            let disk = self.export.disk().name();
+            let said = panic_message(&*panic);
+            error!(disk, "stopping queues panicked, the disk is served no more: {said}");
+            Ok(())
+        });
+        if let Err(refusal) = stopped {
             if let Some(pass) = self.export.limits().ended.pass() {
                 let (disk, suppressed) = (self.export.disk().name(), pass.suppressed);
                 warn!(disk, suppressed, "could not stop all queues: {refusal}");
@@ -167,11 +203,20 @@ impl<'a> Session<'a> {
         }
     }
 
-    /// Waits a moment; true if the session is to end.
-    fn breathe(&self) -> bool {
-        let mut polled = [PollFd::new(&self.stop, PollFlags::IN)];
+    /// Waits a moment, or until somebody has something to say: whoever pauses the disk waits for an answer. How the
+    /// session is to end, if it is.
+    fn breathe(&mut self) -> Option<Ended> {
+        let inbox = self.inbox.bell();
+        let fds = [self.stop.as_fd(), inbox.as_fd()];
+        let mut polled = fds.each_ref().map(|fd| PollFd::new(fd, PollFlags::IN));
         // Interrupted is as good as waited.
-        matches!(poll(&mut polled, Some(&BREATH)), Ok(count) if count > 0)
+        let heard = poll(&mut polled, Some(&BREATH)).is_ok();
+        let [stop, inbox] = polled.map(|fd| heard && !fd.revents().is_empty());
+        if stop {
+            return Some(Ended::ByOrder);
+        }
+        // The store is tried anew in any case.
+        (inbox && self.handle_inbox().unwrap_or(false)).then_some(Ended::Failed)
     }
 
     fn serve(&mut self) -> Result<Ended, Refusal> {
@@ -212,10 +257,10 @@ impl<'a> Session<'a> {
             debug!(disk = self.export.disk().name(), ?seen, ?action, "xenbus");
             match action {
                 Action::Forget => return Ok(Some(Ended::Removed)),
-                Action::Offer => self.offer()?,
-                Action::Switch(state) => self.switch(state)?,
-                Action::Connect => self.connect_or_close(false)?,
-                Action::Adopt => self.connect_or_close(true)?,
+                Action::Offer => self.offer(seen.back)?,
+                Action::Switch(state) => self.say(&[], seen.back, state)?,
+                Action::Connect => self.connect_or_close(seen.back, false)?,
+                Action::Adopt => self.connect_or_close(seen.back, true)?,
                 Action::Disconnect => {
                     if let Err(refusal) = self.disconnect() {
                         if let Some(pass) = self.export.limits().ended.pass() {
@@ -241,7 +286,7 @@ impl<'a> Session<'a> {
     }
 
     /// Says what is offered.
-    fn offer(&mut self) -> Result<(), StoreError> {
+    fn offer(&mut self, from: State) -> Result<(), StoreError> {
         self.resizes_announced = self.export.resizes();
         let mut saying = self.saying();
         // Whoever asks for persistent grants by name gets them.
@@ -265,33 +310,38 @@ impl<'a> Session<'a> {
             }
         }
         let keys = saying.keys();
-        self.say(&keys, State::InitWait)
+        self.say(&keys, from, State::InitWait)
     }
 
     /// Writes keys and the state at once; nothing if the toolstack has removed the disk meanwhile,
-    /// because that would bring back a part of it.
-    fn say(&mut self, keys: &[(&str, String)], state: State) -> Result<(), StoreError> {
+    /// because that would bring back a part of it, or has written a state that is not the one seen (`from`): it would
+    /// wait in vain for a disk to go that it has told to. What it has written is seen by the next look.
+    fn say(
+        &mut self,
+        keys: &[(&str, String)],
+        from: State,
+        state: State,
+    ) -> Result<(), StoreError> {
         let back = &self.at.back;
+        let at = format!("{back}/state");
         self.store.transaction(|store, tx| {
-            if store.read(tx, &format!("{back}/params"))?.is_none() {
+            let is = store.read(tx, &at)?.map_or(State::Unknown, |text| State::parse(&text));
+            if is != from || store.read(tx, &format!("{back}/params"))?.is_none() {
                 return Ok(());
             }
             for (key, value) in keys {
                 store.write(tx, &format!("{back}/{key}"), value)?;
             }
-            store.write(tx, &format!("{back}/state"), state.digit())
+            store.write(tx, &at, state.digit())
         })
     }
 
-    fn switch(&mut self, state: State) -> Result<(), StoreError> {
-        self.say(&[], state)
-    }
-
     /// Serves the front-end's rings. If that cannot be, the front-end is told to close, unless it has been
-    /// served before: it would lose its disk for good, and whatever is missing may come.
-    fn connect_or_close(&mut self, adopt: bool) -> Result<(), Refusal> {
+    /// served before: it would lose its disk for good, and whatever is missing may come. So may the end of what
+    /// an earlier connection has in flight.
+    fn connect_or_close(&mut self, from: State, adopt: bool) -> Result<(), Refusal> {
         let disk = self.export.disk().name();
-        match self.connect(adopt) {
+        match self.take_rings(adopt) {
             Ok(keys) => {
                 self.export.notice(Notice::Connected);
                 if let Some(pass) = self.export.limits().connected.pass() {
@@ -309,14 +359,14 @@ impl<'a> Session<'a> {
                     );
                 }
                 // What was known when it was offered may have changed.
-                Ok(self.tell_size(State::Connected)?)
+                Ok(self.tell_size(from, State::Connected)?)
             }
             Err(Refusal::Store(error) | Refusal::Keys(KeyError::Store(error)))
                 if error.is_final() =>
             {
                 Err(error.into())
             }
-            Err(refusal) if adopt => Err(refusal),
+            Err(refusal) if adopt || matches!(refusal, Refusal::Fenced) => Err(refusal),
             Err(refusal) => {
                 if let Some(pass) = self.export.limits().refused.pass() {
                     let (domain, suppressed) = (self.at.domid, pass.suppressed);
@@ -325,20 +375,27 @@ impl<'a> Session<'a> {
                 let error = format!("error/{}/error", self.at.back);
                 // Where the toolstack looks; best effort.
                 let _ = self.store.write(Tx::NONE, &error, &format!("22 {refusal}"));
-                Ok(self.switch(State::Closing)?)
+                Ok(self.say(&[], from, State::Closing)?)
             }
         }
     }
 
     /// Writes the size and the state at once: front-ends look at the size whenever the state is
     /// written, also if it is the same.
-    fn tell_size(&mut self, state: State) -> Result<(), StoreError> {
+    fn tell_size(&mut self, from: State, state: State) -> Result<(), StoreError> {
         self.resizes_announced = self.export.resizes();
         let sectors = self.export.disk().geometry().sectors();
-        self.say(&[("sectors", sectors.to_string())], state)
+        self.say(&[("sectors", sectors.to_string())], from, state)
     }
 
-    fn connect(&mut self, adopt: bool) -> Result<FrontKeys, Refusal> {
+    fn take_rings(&mut self, adopt: bool) -> Result<FrontKeys, Refusal> {
+        if self.export.has_failed() {
+            return Err(Refusal::Failed);
+        }
+        // A queue that is still with its worker has the ring and the record.
+        if !self.export.is_clear() {
+            return Err(Refusal::Fenced);
+        }
         let mut saying = self.saying();
         if adopt {
             // As many as the predecessor had offered.
@@ -347,15 +404,19 @@ impl<'a> Session<'a> {
         let keys = FrontKeys::read(&mut self.store, &self.at.front, &self.at.back, &saying)?;
         self.make_queues(&keys, &saying, adopt)?;
         if let Err(refusal) = self.start_stopped() {
-            let _ = self.disconnect();
+            let _ = if adopt { self.leave() } else { self.disconnect() };
             return Err(refusal);
         }
         Ok(keys)
     }
 }
 
-impl Drop for Session<'_> {
+impl<H: Host> Drop for Session<'_, H> {
     fn drop(&mut self) {
+        self.abandon();
         self.export.leave(&self.inbox);
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,12 +1,13 @@
 //! What workers tell a session, and what the control plane asks of it.
 
-use super::{Refusal, Session, State};
+use super::{Refusal, Session};
+use crate::host::Host;
 use crate::keys;
 use crate::xenstore::StoreError;
 use ringway_export::{Alarm, GuestNotice, Notice, SessionCommand};
 use tracing::{error, warn};
 
-impl Session<'_> {
+impl<H: Host> Session<'_, H> {
     /// Handles alarms and commands. True if the session must end.
     pub(super) fn handle_inbox(&mut self) -> Result<bool, StoreError> {
         let (alarms, commands) = self.inbox.take();
@@ -45,24 +46,27 @@ impl Session<'_> {
             SessionCommand::Pause(reply) => {
                 let done = self.stop_all();
                 let _ = reply.send(done.is_ok());
-                self.close_unless("pause", done)
+                self.leave_unless("pause", done);
+                Ok(())
             }
             SessionCommand::Resume(reply) => {
                 let done = self.start_stopped();
                 let _ = reply.send(done.is_ok());
-                self.close_unless("resume", done)
+                self.leave_unless("resume", done);
+                Ok(())
             }
         }
     }
 
-    fn close_unless(&mut self, what: &str, done: Result<(), Refusal>) -> Result<(), StoreError> {
-        let Err(refusal) = done else { return Ok(()) };
+    /// A front-end that were told to close would lose its disk for good. Its rings are taken again, as a predecessor's
+    /// are, once that can be.
+    fn leave_unless(&mut self, what: &str, done: Result<(), Refusal>) {
+        let Err(refusal) = done else { return };
         if let Some(pass) = self.export.limits().ended.pass() {
             let (disk, suppressed) = (self.export.disk().name(), pass.suppressed);
-            warn!(disk, suppressed, "front-end closed, cannot {what}: {refusal}");
+            warn!(disk, suppressed, "the guest's rings are left for now, cannot {what}: {refusal}");
         }
-        let _ = self.disconnect();
-        self.switch(State::Closing)
+        let _ = self.leave();
     }
 
     /// Tells the front-end of the disk's size.
@@ -71,7 +75,7 @@ impl Session<'_> {
         if !seen.present || self.resizes_announced == self.export.resizes() {
             return Ok(if seen.present { GuestNotice::Yes } else { GuestNotice::NobodyThere });
         }
-        self.tell_size(seen.back)?;
+        self.tell_size(seen.back, seen.back)?;
         Ok(if seen.is_connected() { GuestNotice::Yes } else { GuestNotice::Later })
     }
 }

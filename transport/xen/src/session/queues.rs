@@ -1,18 +1,18 @@
 //! How the queues of a front-end are made, started, drained and let go.
 
 use super::{QueuePlace, Refusal, Session};
-use crate::domain::Domain;
-use crate::host::GrantMapping;
+use crate::host::{GrantMapping, Host};
 use crate::keys::{FrontKeys, Saying};
 use crate::queue::{Queue, QueueSetup};
 use crate::record::{Identity, Record, RecordError};
+use ringway_core::panic_point;
 use ringway_export::{Notice, QueueLifecycle};
 use ringway_ring::blkif::RingAt;
 use std::sync::Arc;
 use std::time::Instant;
 use tracing::{info, warn};
 
-impl Session<'_> {
+impl<H: Host> Session<'_, H> {
     /// Maps the rings of a front-end; with `adopt` goes on where a predecessor was.
     pub(super) fn make_queues(
         &mut self,
@@ -25,7 +25,7 @@ impl Session<'_> {
         for (at, ring) in keys.rings.iter().enumerate() {
             let access = &self.options.access;
             let (host, ring_pages) =
-                Domain::connect(&**access, self.at.domid, &ring.pages, ring.port)
+                (self.connect)(&**access, self.at.domid, &ring.pages, ring.port)
                     .map_err(|error| Refusal::Ring(at, error))?;
             let place = RingAt { base: ring_pages.base(), order: keys.order, abi: keys.abi };
             let slots = place.slots().map_err(|error| Refusal::Queue(at, error.into()))?;
@@ -95,8 +95,8 @@ impl Session<'_> {
             // They start when it is resumed.
             return Ok(());
         }
-        if !self.export.is_clear() {
-            return Err(Refusal::Fenced);
+        if self.export.has_failed() {
+            return Err(Refusal::Failed);
         }
         // Without a write cache, writes are durable before they are answered.
         let durable = !self.export.may_write_back();
@@ -118,38 +118,60 @@ impl Session<'_> {
 
     /// Stops all queues, and waits until nothing of theirs is in flight.
     pub(super) fn stop_all(&mut self) -> Result<(), Refusal> {
-        let (mut stopping, mut outcome) = (Vec::new(), Ok(()));
+        let mut outcome = Ok(());
         for (at, place) in self.queues.iter_mut().enumerate() {
             let QueuePlace::Running(id) = *place else { continue };
-            *place = QueuePlace::Lost;
             self.export.stopping(at, id);
-            match self.export.worker(at).stop(id) {
-                Ok(promise) => stopping.push((at, promise)),
+            *place = match self.export.worker(at).stop(id) {
+                Ok(promise) => QueuePlace::Stopping(promise),
                 // Its worker has ended. Those of other workers still have to stop.
-                Err(error) => outcome = Err(Refusal::Worker(at, error)),
-            }
+                Err(error) => {
+                    outcome = Err(Refusal::Worker(at, error));
+                    QueuePlace::Lost
+                }
+            };
         }
+        panic_point!("stopping");
         let begun = Instant::now();
-        let mut stopping = stopping.into_iter();
-        while let Some((at, promise)) = stopping.next() {
-            let stopped = match self.export.await_disk(begun, at, &promise) {
-                Ok(Some(stopped)) => stopped,
+        for (at, place) in self.queues.iter_mut().enumerate() {
+            let QueuePlace::Stopping(promise) = place else { continue };
+            *place = match self.export.await_disk(begun, at, promise) {
+                Ok(Some(stopped)) => {
+                    self.export.stopped(&stopped);
+                    QueuePlace::Here(Box::new(stopped.ring))
+                }
                 Ok(None) => {
-                    // They stay with their workers, with all they have mapped, until the disk
-                    // answers; nobody is served before that.
-                    let rest = std::iter::once((at, promise)).chain(stopping);
-                    self.export.fence(rest.map(|(_, promise)| promise).collect(), None);
+                    self.abandon();
                     return Err(Refusal::Stuck(at));
                 }
                 Err(error) => {
                     outcome = Err(Refusal::Worker(at, error));
-                    continue;
+                    QueuePlace::Lost
                 }
             };
-            self.export.stopped(&stopped);
-            self.queues[at] = QueuePlace::Here(Box::new(stopped.ring));
         }
         outcome
+    }
+
+    /// Leaves queues that still stop to their workers, with all they have mapped, until the disk answers; nobody is
+    /// served before that.
+    pub(super) fn abandon(&mut self) {
+        let mut promises = Vec::new();
+        for place in &mut self.queues {
+            match std::mem::replace(place, QueuePlace::Lost) {
+                QueuePlace::Stopping(promise) => promises.push(promise),
+                other => *place = other,
+            }
+        }
+        self.export.fence(promises, None);
+    }
+
+    /// Lets the rings go as they are: what is in flight, or was not begun, stays in their records for whoever takes
+    /// them next.
+    pub(super) fn leave(&mut self) -> Result<(), Refusal> {
+        let stopped = self.stop_all();
+        self.queues.clear();
+        stopped
     }
 
     /// Finishes what is in flight and lets the rings go.
