@@ -1,5 +1,5 @@
 //! The threads that serve front-ends: one waits for all of them, a few act ([ADR
-//! 0051](../../docs/adr/0051-one-thread-waits-for-all-front-ends.md)).
+//! 0010](../../docs/adr/0010-no-line-written-by-two-workers.md)).
 //!
 //! ```text
 //!   sessions   sleeps for all tasks (epoll) ──── ready ────▶ session-N   takes turns, which may block

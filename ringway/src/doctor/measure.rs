@@ -1,7 +1,7 @@
 //! The engines on one disk, measured in turn: what `auto` would choose, and whether another one reads faster.
 //!
 //! By the engine alone, without rings, and by reads alone: nothing is written. That is why `serve` does not do
-//! it by itself ([ADR 0064](../../../docs/adr/0064-the-engine-is-a-rule-and-can-be-measured.md)).
+//! it by itself ([ADR 0011](../../../docs/adr/0011-the-path-is-found-by-trying.md)).
 
 use anyhow::{Context, Result};
 use ringway_bench::usage::Usage;

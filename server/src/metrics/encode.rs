@@ -1,7 +1,7 @@
 //! Families of time series, written by `prometheus-client`.
 //!
 //! The library writes a label by five pieces, and those of a disk stand on each of its eighty lines. So label
-//! sets are made once, as text, and handed to it in one piece or two (docs/adr/0048).
+//! sets are made once, as text, and handed to it in one piece or two (docs/adr/0026).
 
 use prometheus_client::encoding::{
     DescriptorEncoder, EncodeLabelSet, LabelSetEncoder, MetricEncoder, NoLabelSet,

@@ -9,7 +9,7 @@
 //!                └ full: counted   └ fails: keeps the lines, tries again with the next one
 //! ```
 //!
-//! Why not a library: docs/adr/0015-log-lines-wait-in-a-queue.md.
+//! Why not a library: docs/adr/0026-metrics.md.
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
