@@ -2,7 +2,7 @@
 //!
 //! It begins with a page where a file wants any multiple at all. Less is enough for direct I/O, but on a
 //! virtual disk clusters that were read into memory that begins elsewhere were written three times as slowly
-//! (docs/performance-history.md).
+//! (docs/performance.md).
 
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::ops::{Deref, DerefMut};

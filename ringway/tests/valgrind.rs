@@ -1,4 +1,4 @@
-//! The program under valgrind, which counts its instructions (docs/performance-history.md) and hides the vDSO.
+//! The program under valgrind, which counts its instructions (docs/performance.md) and hides the vDSO.
 
 mod common;
 
