@@ -63,6 +63,12 @@ pub enum NoSnapshot {
          commit` once more, without --snapshot, or serve the disk anew"
     )]
     Unfinished,
+    /// What it was based on may be gone.
+    #[error(
+        "the last step of flattening it is not over: its header names nothing any more that it is based on. Say \
+         `ringway ctl flatten` once more, or serve the disk anew"
+    )]
+    Detached,
 }
 
 /// What a disk was served from until it got a new top.
@@ -123,6 +129,9 @@ impl Disk {
         let image = self.image().ok_or(NoSnapshot::Raw)?;
         if image.skips_middle() {
             return Err(NoSnapshot::Unfinished);
+        }
+        if image.is_detached() {
+            return Err(NoSnapshot::Detached);
         }
         let chain = image.layers();
         if chain.len() >= CHAIN_MAX {

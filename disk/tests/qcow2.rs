@@ -14,7 +14,7 @@ use ringway_disk::{
     Alignment, CacheMode, Disk, DiskQueue, LockedBase, NoSnapshot, NotCommitted, OpenError,
     OpenOptions, Qcow2, ResizeError, STATE_FILE_BYTES, SchedulerMode, Source, open,
 };
-use ringway_image::Bases;
+use ringway_image::{Bases, Format, NewImage};
 use ringway_testkit::{Need, Rng, skip};
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -619,4 +619,29 @@ fn c30_no_snapshot_is_taken_of_what_was_not_opened_anew() {
     disk.overlay_shape().unwrap();
     assert!(disk.base_to_write(true).is_ok());
     assert!(matches!(disk.base_to_write(false), Err(NotCommitted::NoMiddle)));
+}
+
+/// It would keep the former base below the snapshot, which is not needed any more, and may be overwritten.
+#[test]
+fn c72_no_snapshot_is_taken_of_a_flattened_disk_that_was_not_opened_anew() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("top.qcow2");
+    std::fs::write(folder.path().join("base.raw"), vec![7; BYTES]).unwrap();
+    let backing = Some((Path::new("base.raw"), Format::Raw));
+    let new = NewImage { virtual_size: BYTES as u64, cluster_bits: 16, backing };
+    new.write(&File::create_new(&path).unwrap()).unwrap();
+    let disk = open(&options(&path)).unwrap();
+    let bases = Bases::default();
+    let flatten = || {
+        let image = disk.image_to_flatten().unwrap();
+        assert_eq!(image.pull(0, u64::MAX >> 1).unwrap().next, BYTES as u64);
+        image.detach().unwrap();
+    };
+    disk.overlay_shape().unwrap();
+    flatten();
+    assert!(matches!(disk.overlay_shape(), Err(NoSnapshot::Detached)));
+    // Once more, and to the end.
+    flatten();
+    drop(disk.leave_backing(&bases).unwrap());
+    disk.overlay_shape().unwrap();
 }

@@ -13,6 +13,7 @@ use crate::ask::Pulled;
 use crate::image::Image;
 use ringway_core::ByteRange;
 use std::io;
+use std::sync::atomic::Ordering::SeqCst;
 
 impl Image {
     /// Copies what the image lacks from those it is based on, from `at` on (bytes of the disk, as
@@ -34,10 +35,18 @@ impl Image {
     /// # Errors
     /// What the host says; the header may say either then.
     pub fn detach(&self) -> io::Result<()> {
+        self.may_detach()?;
+        self.is_detached.store(true, SeqCst);
         self.in_thread(|work| {
             let (writer, map) = work.writer()?;
             writer.detach(map)
         })?
+    }
+
+    /// True once [`Image::detach`] was asked for: whoever opens it by its header may find it alone.
+    #[must_use]
+    pub fn is_detached(&self) -> bool {
+        self.is_detached.load(SeqCst)
     }
 
     /// Whether [`Image::detach`] can be.

@@ -74,6 +74,8 @@ pub struct Image {
     usage: Use,
     /// Its header may name another base than this was opened with ([`Image::skip_middle`]).
     pub(crate) skips_middle: Arc<AtomicBool>,
+    /// Its header may name none any more ([`Image::detach`]).
+    pub(crate) is_detached: AtomicBool,
     mailbox: Arc<Mailbox>,
     /// Its journal, and the mark that its header has of that; 0 if it has none.
     entries: Option<(Arc<Journal>, Arc<AtomicU64>)>,
@@ -226,6 +228,7 @@ impl Image {
             chain,
             usage,
             skips_middle: Arc::default(),
+            is_detached: AtomicBool::new(false),
             mailbox: Arc::new(mailbox),
             entries,
             deferred: map.layers.top().has_deferred(),
