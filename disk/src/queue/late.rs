@@ -123,4 +123,40 @@ mod tests {
         (0..8).for_each(|sector| assert!(of(sector).is_sorted(), "{done:?}"));
         assert_eq!((done.len(), disk.open_to.load(Relaxed)), (40, 65536));
     }
+
+    /// A worker panics, or its engine ends, with writes in flight that others wait for: these go on, and if nobody knows
+    /// whether such a write still lands, their flushes fail.
+    #[test]
+    fn c73_who_waits_for_a_queue_that_is_no_more_goes_on() {
+        for is_over in [true, false] {
+            let disk = Arc::new(CustomDisk::new(65536).open(None).unwrap());
+            let mut engine = Null::new(64).unwrap();
+            let file = engine.attach(&disk.file()).unwrap();
+            let limits = engine.limits().clone();
+            let mut queue = DiskQueue::<u64>::new(Arc::clone(&disk), &limits, file, 0, 64).unwrap();
+            let mut data = [0u8; 512];
+            for n in 0..4 {
+                let tag = queue.acquire().unwrap();
+                let request = queue.request_mut(tag);
+                (request.op, request.range) = (Op::Write, ByteRange::new(512 * n, 512).unwrap());
+                request.segments.clear();
+                assert!(request.segments.push(Segment { base: data.as_mut_ptr(), len: 512 }));
+                // SAFETY: the null engine moves no data.
+                unsafe { queue.start(&mut engine, tag, n) };
+            }
+            queue.outlive();
+            let range = ByteRange::new(4096, 4096).unwrap();
+            assert!(disk.locks.try_lock(range));
+            queue.slots.both(3).1.lock = Some(range);
+            let read = disk.await_turn(ByteRange::new(0, 4096).unwrap(), false).unwrap();
+            assert!(disk.has_to_wait(&read) && disk.locks.held() == 1);
+            queue.let_go(is_over);
+            assert!(!disk.has_to_wait(&read) && disk.locks.held() == 0);
+            assert_eq!(disk.open_to.load(Relaxed), 65536);
+            assert_eq!(disk.late.lock().outliving.requests, 0);
+            assert_eq!(disk.flush_failed.load(Relaxed), !is_over);
+            // Dropped later or never.
+            queue.let_go(is_over);
+        }
+    }
 }

@@ -8,8 +8,7 @@ use std::io;
 impl<C> Drop for DiskQueue<C> {
     /// The lists of segments are in the slots.
     fn drop(&mut self) {
-        self.give_back_room();
-        self.abandon_sync();
+        self.let_go(true);
         self.close_image();
     }
 }

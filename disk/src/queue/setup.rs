@@ -79,12 +79,34 @@ impl<C> DiskQueue<C> {
         self.slow.wake_by(&disk, wake);
     }
 
-    /// Its engine has ended, or nobody knows what it does: no operation ends any more. A sync of the disk that was
-    /// under way has failed, and others are kept waiting neither for it nor for erasures.
+    /// Its engine has ended, or nobody knows what it does (`is_over` says which): no operation ends here any more, and
+    /// others are kept waiting for none. A sync of the disk that was under way has failed. So have all later ones, if a
+    /// write may still land for which others have waited: what they write may be gone then.
     #[cold]
-    pub fn abandon_sync(&mut self) {
-        self.slow.syncs.abandon(&self.issuer.disk);
-        self.slow.erases.abandon(&self.issuer.disk);
+    pub fn let_go(&mut self, is_over: bool) {
+        let disk = &self.issuer.disk;
+        self.slow.syncs.abandon(disk);
+        self.slow.erases.abandon(disk);
+        let mut was_awaited = false;
+        for (slot, slow) in self.slots.in_flight() {
+            let (turn, range) = (slow.late.take(), slow.lock.take());
+            was_awaited |= turn.is_some_and(|turn| turn.writes) || range.is_some();
+            turn.into_iter().for_each(|turn| disk.end_late(&turn));
+            range.into_iter().for_each(|range| disk.locks.unlock(range));
+            match slow.held.take() {
+                Some(held) if held.tried => disk.release_held(held.errno, true),
+                Some(held) => {
+                    let what = (slot.request.op, slot.request.range);
+                    disk.leave_held(held.errno, what, held.since_ns);
+                }
+                None => {}
+            }
+        }
+        self.slow.held.parked.clear();
+        if was_awaited && !is_over {
+            disk.flush_has_failed();
+        }
+        self.give_back_room();
     }
 
     /// From now on `watcher` is told of the memory that is written, also for requests in flight.

@@ -77,20 +77,21 @@ impl<E: Engine, Q: QueueLifecycle> Worker<E, Q> {
     pub(super) fn take_down(self, after_panic: bool) {
         let Self { engine, mut queues, waiting, inbox, known, .. } = self;
         // Whose queues there are may be among what is not known.
-        let leave_in_flight =
-            || known.iter().filter_map(Weak::upgrade).for_each(|disk| disk.abandon());
-        if after_panic {
-            leave_in_flight();
-            let abandon = |queue: &mut WorkerQueue<Q>| queue.disk.abandon_sync();
-            let all = || queues.iter_mut().flatten().for_each(abandon);
+        let leave_in_flight = |queues: &mut Vec<Option<WorkerQueue<Q>>>| {
+            known.iter().filter_map(Weak::upgrade).for_each(|disk| disk.abandon());
+            let each = |queue: &mut WorkerQueue<Q>| queue.disk.let_go(false);
+            let all = || queues.iter_mut().flatten().for_each(each);
             let _ = catch_unwind(AssertUnwindSafe(all));
+        };
+        if after_panic {
+            leave_in_flight(&mut queues);
             forget((engine, queues));
         } else if catch_unwind(AssertUnwindSafe(|| drop(engine))).is_err() {
-            leave_in_flight();
+            leave_in_flight(&mut queues);
             forget(queues);
         } else {
             // Before anybody waits for the thread of an image, which may wait for its turn.
-            queues.iter_mut().flatten().for_each(|queue| queue.disk.abandon_sync());
+            queues.iter_mut().flatten().for_each(|queue| queue.disk.let_go(true));
             // Threads of images may write to that memory, too.
             queues.iter_mut().flatten().for_each(|queue| queue.disk.close_image());
             // Sessions know of it, or have gone before.
