@@ -392,10 +392,11 @@ impl Work {
     /// Gives freed clusters back, once what was in flight when they were freed is over.
     fn tend_freed(&mut self, mailbox: &Mailbox, idle: bool) {
         let Some(writer) = self.writer.as_mut().filter(|_| !self.keeps_freed) else { return };
+        if self.queues.iter().any(|queue| queue.fencing) {
+            // Also if nothing waits for it any more: what comes back would be taken for the next one.
+            return;
+        }
         if !self.fenced.is_empty() {
-            if self.queues.iter().any(|queue| queue.fencing) {
-                return;
-            }
             let freed = std::mem::take(&mut self.fenced);
             self.retry_at = match writer.release(&mut self.map, freed) {
                 Ok(()) => None,

@@ -4,7 +4,7 @@ use crate::disk::{Change, TestDisk};
 use crate::qemu;
 use crate::record::Hold;
 use ringway_core::{ByteRange, Op};
-use ringway_image::{Ask, NewImage, Place};
+use ringway_image::{Ask, ImageClient, NewImage, Place};
 use std::fs::File;
 use std::time::{Duration, Instant};
 
@@ -36,6 +36,13 @@ impl TestDisk {
         }
         false
     }
+}
+
+/// Until something was said to a queue.
+fn wait_for_bell(client: &ImageClient) {
+    let mut bell = libc::pollfd { fd: client.bell(), events: libc::POLLIN, revents: 0 };
+    // SAFETY: one entry, which is ours.
+    assert_eq!(unsafe { libc::poll(&raw mut bell, 1, 60_000) }, 1, "nothing is said");
 }
 
 #[test]
@@ -71,6 +78,18 @@ fn a25_a_cluster_is_not_used_again_while_something_is_in_flight_there() {
 /// It has looked before the batch was over in which the cluster is given back.
 #[test]
 fn a25_a_queue_that_comes_during_a_batch_is_waited_for() {
+    is_waited_for(false);
+}
+
+/// Clusters were given back that waited for an earlier fence, as when an image is opened anew, and that did not come to be.
+#[test]
+fn c74_a_fence_is_not_taken_for_an_earlier_one() {
+    is_waited_for(true);
+}
+
+/// A queue has something in flight where a batch takes clusters away. With `earlier`, a fence is on its way to it then for
+/// which nobody waits any more.
+fn is_waited_for(earlier: bool) {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("fences.qcow2");
     let file = File::create_new(&path).unwrap();
@@ -79,8 +98,15 @@ fn a25_a_queue_that_comes_during_a_batch_is_waited_for() {
     let mut disk = TestDisk::open(&path, false);
     // So many that they wait for no others.
     let many = 1200;
-    (0..many).for_each(|cluster| disk.write(cluster * CLUSTER, &[7; 512]));
+    (0..=many).for_each(|cluster| disk.write(cluster * CLUSTER, &[7; 512]));
     let host = disk.host(0);
+    let mut known = earlier.then(|| {
+        let other = disk.image.client(4).unwrap();
+        disk.change(&mut [Change { op: Op::Discard, at: many * CLUSTER, bytes: vec![0; 65536] }]);
+        wait_for_bell(&other);
+        disk.image.give_back().unwrap();
+        other
+    });
     let hold = Hold::of(&file);
     let mut first = disk.image.client(4).unwrap();
     let range = ByteRange::new(0, many * CLUSTER).unwrap();
@@ -89,7 +115,10 @@ fn a25_a_queue_that_comes_during_a_batch_is_waited_for() {
     unsafe { first.ask(ask) }.unwrap();
     // Its entry is being written.
     hold.reached();
-    let mut other = disk.image.client(4).unwrap();
+    if let Some(known) = &mut known {
+        assert_eq!(known.take(), Ok(None), "the earlier fence");
+    }
+    let mut other = known.unwrap_or_else(|| disk.image.client(4).unwrap());
     assert_eq!(disk.host(0), host);
     let generation = other.began();
     drop(hold);
@@ -100,7 +129,7 @@ fn a25_a_queue_that_comes_during_a_batch_is_waited_for() {
     }
     drop(first);
     // More than it takes ahead.
-    for cluster in many..many + 1300 {
+    for cluster in many + 1..many + 1300 {
         disk.write(cluster * CLUSTER, &[1; 512]);
         assert!(disk.host(cluster) != host, "cluster {cluster} has its place in flight");
     }
