@@ -96,6 +96,8 @@ pub(crate) struct Writer {
     buffer: Aligned,
     journal: Option<Arc<Journal>>,
     defers: bool,
+    /// The journal has this mark already, and the header may; 0 if that is not in doubt.
+    begun: u64,
     /// What the header says of whose entries it has; 0 if it says nothing.
     mark: Arc<AtomicU64>,
 }
@@ -128,6 +130,7 @@ impl Writer {
             buffer: Aligned::default(),
             journal,
             defers: true,
+            begun: 0,
             mark,
         }
     }

@@ -88,20 +88,21 @@ impl Writer {
     /// Has the header name the journal, if there is one to be used and it does not yet.
     ///
     /// # Errors
-    /// What the host says.
+    /// What the host says. The header may have the mark then, or get it later, and the journal has it: nothing is in that
+    /// before this succeeds, by the same mark.
     pub(super) fn begin_mark(&mut self, map: &mut Map) -> io::Result<()> {
         let Some(journal) = self.journal.clone().filter(|_| self.defers) else { return Ok(()) };
         if self.mark.load(SeqCst) != 0 {
             return Ok(());
         }
-        let tables = map.layers.top();
-        let (file, mark) = (tables.file.clone(), journal.begin());
-        if let Err(not) = set_mark(&file, &mut tables.shape, mark) {
-            journal.end();
-            return Err(self.not_replaced(not));
+        if self.begun == 0 {
+            self.begun = journal.begin();
         }
+        let tables = map.layers.top();
+        let file = tables.file.clone();
+        set_mark(&file, &mut tables.shape, self.begun).map_err(|not| not.error)?;
         self.refcounts.loose.begin(&journal);
-        self.mark.store(mark, SeqCst);
+        self.mark.store(std::mem::take(&mut self.begun), SeqCst);
         Ok(())
     }
 
@@ -188,12 +189,13 @@ impl Writer {
             return written;
         }
         // That entries are lost is known by now, if they are: the mark would say no more.
-        if self.mark.load(SeqCst) != 0 {
+        if self.mark.load(SeqCst) != 0 || self.begun != 0 {
             let tables = map.layers.top();
             let file = tables.file.clone();
             set_mark(&file, &mut tables.shape, 0).map_err(|not| self.not_replaced(not))?;
             self.end_journal();
             self.mark.store(0, SeqCst);
+            self.begun = 0;
             // Nobody knows of those any more that are taken ahead: a kill would lose them.
             self.refcounts.loose.end();
             self.free_reserve();
@@ -217,7 +219,9 @@ impl Writer {
 
     /// The journal holds nothing of this image any more. It may hold entries of another one by now.
     pub(crate) fn end_journal(&self) {
-        self.journal.iter().for_each(|journal| journal.end_of(self.mark.load(SeqCst)));
+        for mark in [self.mark.load(SeqCst), self.begun] {
+            self.journal.iter().for_each(|journal| journal.end_of(mark));
+        }
     }
 
     /// Whether entries wait for a flush from now on. Those that do are in the file afterwards.

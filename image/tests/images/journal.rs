@@ -525,6 +525,50 @@ fn c47_what_a_table_names_is_not_given_back() {
     checked(&path).unwrap();
 }
 
+/// The header may get the mark although its write has failed, even later: it is that of the journal all the same.
+#[test]
+fn c75_a_first_mark_in_doubt_is_given_again() {
+    let (_folder, path, file, at) = overlay();
+    let mark = || {
+        let mut bytes = [0; 8];
+        file.read_exact_at(&mut bytes, 88).unwrap();
+        bytes
+    };
+    let (mut disk, _) = TestDisk::open_with_journal(&path, 1, &at);
+    let full = NoRoom::of(&file, 88..89);
+    let mut change = [Change { op: Op::Write, at: 0, bytes: vec![1; 512] }];
+    assert_eq!(disk.try_change(&mut change), [-i64::from(libc::ENOSPC)]);
+    drop(full);
+    let words = File::open(&at).unwrap();
+    let mut first = [0; 8];
+    words.read_exact_at(&mut first, 0).unwrap();
+    first.reverse();
+    assert_eq!((mark(), first[0] & 0x80), ([0; 8], 0x80), "it is in the journal alone");
+    // Killed now, whether it is in the file or not.
+    for landed in [[0; 8], first] {
+        file.write_all_at(&landed, 88).unwrap();
+        let copy = File::create(path.with_file_name("copy")).unwrap();
+        copy.write_all_at(&std::fs::read(&path).unwrap(), 0).unwrap();
+        let copy = Arc::new(
+            File::options().read(true).write(true).open(path.with_file_name("copy")).unwrap(),
+        );
+        std::fs::copy(&at, path.with_file_name("its")).unwrap();
+        let its = journal(&path.with_file_name("its"));
+        assert_eq!(replayed_by(&copy, 1, Some(&its)).unwrap(), Replayed::Nothing);
+    }
+    (0..4).for_each(|cluster| disk.write(cluster * CLUSTER, &[1; 512]));
+    // By which the journal was begun.
+    let mut owner = [0; 8];
+    words.read_exact_at(&mut owner, 32).unwrap();
+    owner.reverse();
+    assert_eq!(owner, first);
+    assert!(disk.image.has_deferred());
+    kill(disk);
+    let (mut disk, replayed) = TestDisk::open_with_journal(&path, 1, &at);
+    assert!(matches!(replayed, Replayed::Entries(_)), "{replayed:?}");
+    assert_eq!([0, 1, 2, 3].map(|cluster| disk.read(cluster * CLUSTER, 1)[0]), [1; 4]);
+}
+
 /// A kill while a disk grows, right behind the write of an L1 entry: the header has the old size, and what had been
 /// taken ahead is in the list still.
 #[test]
