@@ -12,9 +12,14 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Component, Path, PathBuf};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
 
 /// How often a name is looked up again when folders are renamed meanwhile (EAGAIN).
 const RACES_MAX: u32 = 8;
+
+/// How long a block device may be claimed by whoever was killed.
+const CLAIM_LASTS: Duration = Duration::from_secs(1);
 
 /// Why a file is not opened.
 #[derive(Debug)]
@@ -79,14 +84,23 @@ impl Root {
         within.ok().map(Path::to_owned)
     }
 
-    /// Opens a file by its name relative to this root: for reading, or for writing too. Waits for
-    /// nobody, and opens no device but block devices.
+    /// Opens a file by its name relative to this root: for reading, or for writing too. Opens no device but block
+    /// devices; one that is to be written is claimed, so that nobody has it mounted. Waits for nobody else than a process
+    /// that was killed, which lets go of its claim a moment late.
     pub(crate) fn open(&self, relative: &Path, write: bool) -> Result<(File, Identity), NotOpened> {
         // What it is has to be known before: to open a tape or a watchdog does something already.
         let node = self.resolve(relative, OFlags::PATH)?;
         let found = judge_kind(&node)?;
         let access = if write { OFlags::RDWR } else { OFlags::RDONLY };
-        let file = self.resolve(relative, access | OFlags::NONBLOCK | OFlags::NOCTTY)?;
+        let claim = if write && found.0 { OFlags::EXCL } else { OFlags::empty() };
+        let flags = access | claim | OFlags::NONBLOCK | OFlags::NOCTTY;
+        let begun = Instant::now();
+        let file = loop {
+            match self.resolve(relative, flags) {
+                Err(Errno::BUSY) if begun.elapsed() < CLAIM_LASTS => sleep(CLAIM_LASTS / 100),
+                opened => break opened?,
+            }
+        };
         if judge_kind(&file)? != found {
             return Err(NotOpened::Host(io::Error::other("it was replaced meanwhile")));
         }

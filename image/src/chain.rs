@@ -234,6 +234,10 @@ impl Opener<'_> {
         })?;
         let full = self.root.full(&relative);
         self.take(&file, identity, &full, read_only)?;
+        if !read_only && identity_of(&full) != Some(identity) {
+            // The lock of one that nobody can find keeps nobody away.
+            return Err(LinkFault::Replaced);
+        }
         Ok((file, full))
     }
 

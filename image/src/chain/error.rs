@@ -151,6 +151,12 @@ pub enum LinkFault {
     /// An image that is based on itself.
     #[error("is in this chain already: the image would be based on itself")]
     Loop,
+    /// Its name leads elsewhere by now.
+    #[error(
+        "was removed, or replaced by another file, while it was being opened. Keep images where they are while a \
+         daemon starts"
+    )]
+    Replaced,
     /// It is somebody else's.
     #[error("is not to be had: {0}")]
     Locked(String),

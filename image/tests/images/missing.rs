@@ -3,9 +3,10 @@
 use crate::disk::{TestDisk, layers};
 use crate::power_cuts::checked;
 use crate::qemu;
-use ringway_image::{Format, Image, NewImage, Reader, Use};
+use ringway_image::{Chain, Format, Image, NewImage, Reader, Top, Use};
 use std::fs::File;
 use std::io;
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 const CLUSTER: u64 = 65536;
@@ -172,4 +173,62 @@ fn c45_a_file_that_becomes_shorter_while_it_is_read_is_no_zeroes() {
         let all = reader.next_hole(0).unwrap();
         assert_eq!(all, CLUSTERS * CLUSTER, "no hole");
     }
+}
+
+/// An image with its data at `data`, opened for writing with what it names; `lock` is asked for each other file.
+fn chain_of(folder: &Path, data: &Path, lock: &mut dyn FnMut(&Path)) -> Result<Chain, String> {
+    let path = folder.join("image.qcow2");
+    if !path.exists() {
+        let options = format!("data_file={},cluster_size=64k", data.display());
+        qemu::img(&["create", "-f", "qcow2", "-o", &options, path.to_str().unwrap(), "1M"]);
+    }
+    let file = File::options().read(true).write(true).open(&path).unwrap();
+    let top = Top { file, name: path, format: Format::Qcow2, read_only: false };
+    let mut lock = |_: &File, name: &Path, _: bool| {
+        lock(name);
+        Ok(())
+    };
+    let chain = Chain::open(top, Some(Path::new("/")), &mut lock);
+    chain.map_err(|error| error.to_string())
+}
+
+/// Whoever has the lock of a file that nobody finds keeps nobody away.
+#[test]
+fn c76_a_data_file_that_was_replaced_while_it_was_locked_is_not_written() {
+    if !qemu::is_here() {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let data = folder.path().join("data.raw");
+    drop(chain_of(folder.path(), &data, &mut |_| {}).unwrap());
+    let mut replace = |name: &Path| {
+        std::fs::write(name.with_extension("new"), vec![0; 1 << 20]).unwrap();
+        std::fs::rename(name.with_extension("new"), name).unwrap();
+    };
+    let said = chain_of(folder.path(), &data, &mut replace).unwrap_err();
+    assert!(said.contains("data file") && said.contains("replaced"), "{said}");
+    drop(chain_of(folder.path(), &data, &mut |_| {}).unwrap());
+}
+
+/// A device that is mounted, or claimed by somebody else, is written by nobody else.
+#[test]
+fn c76_a_device_with_the_data_of_an_image_is_claimed() {
+    if !qemu::is_here() {
+        return;
+    }
+    let folder = tempfile::tempdir_in(".").unwrap();
+    let device = match ringway_testkit::LoopDevice::new(folder.path(), 1 << 20, 512) {
+        Ok(device) => device,
+        Err(lack) => return lack.skip(),
+    };
+    let mut exclusive = File::options();
+    exclusive.read(true).custom_flags(libc::O_EXCL);
+    let chain = chain_of(folder.path(), device.path(), &mut |_| {}).unwrap();
+    assert_eq!(exclusive.open(device.path()).unwrap_err().raw_os_error(), Some(libc::EBUSY));
+    drop(chain);
+    let claimed = exclusive.open(device.path()).unwrap();
+    let said = chain_of(folder.path(), device.path(), &mut |_| {}).unwrap_err();
+    assert!(said.contains("data file") && said.contains("busy"), "{said}");
+    drop(claimed);
+    drop(chain_of(folder.path(), device.path(), &mut |_| {}).unwrap());
 }
