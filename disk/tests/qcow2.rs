@@ -17,6 +17,7 @@ use ringway_disk::{
 use ringway_image::{Bases, Format, NewImage};
 use ringway_testkit::{Need, Rng, skip};
 use std::fs::File;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::{Arc, Mutex};
@@ -644,4 +645,54 @@ fn c72_no_snapshot_is_taken_of_a_flattened_disk_that_was_not_opened_anew() {
     flatten();
     drop(disk.leave_backing(&bases).unwrap());
     disk.overlay_shape().unwrap();
+}
+
+/// Whoever may use the image may use it on.
+#[test]
+fn c77_a_new_image_on_top_belongs_to_whom_the_old_one_does() {
+    let folder = tempfile::tempdir_in(".").unwrap();
+    let path = folder.path().join("vm.qcow2");
+    let new = NewImage { virtual_size: BYTES as u64, cluster_bits: 16, backing: None };
+    new.write(&File::create_new(&path).unwrap()).unwrap();
+    let named = rustix::fs::XattrFlags::empty();
+    let has_attributes = rustix::fs::setxattr(&path, "user.tenant", b"seven", named).is_ok();
+    // A list: the owner, user 107, the group, the mask, others.
+    let entry = |tag: u16, may: u16, id: u32| {
+        [&tag.to_le_bytes()[..], &may.to_le_bytes(), &id.to_le_bytes()].concat()
+    };
+    let list = [
+        2_u32.to_le_bytes().to_vec(),
+        entry(1, 6, u32::MAX),
+        entry(2, 6, 107),
+        entry(4, 4, u32::MAX),
+        entry(16, 6, u32::MAX),
+        entry(32, 0, u32::MAX),
+    ];
+    let access = "system.posix_acl_access";
+    let has_lists = rustix::fs::setxattr(&path, access, &list.concat(), named).is_ok();
+    let is_root = std::os::unix::fs::chown(&path, Some(1234), Some(1235)).is_ok();
+    let before = path.metadata().unwrap();
+    let disk = open(&options(&path)).unwrap();
+    let shape = disk.overlay_shape().unwrap();
+    let snapshot = Path::new("snapshot.qcow2");
+    let (_new, layer, _) =
+        ringway_disk::NewOverlay::make(&path, &disk.file(), snapshot, shape).unwrap();
+    let after = layer.file.metadata().unwrap();
+    assert_ne!(before.ino(), after.ino());
+    let facts = |meta: &std::fs::Metadata| (meta.mode(), meta.uid(), meta.gid());
+    assert_eq!(facts(&before), facts(&after));
+    let has = |name: &str, value: &[u8]| {
+        let mut found = [0; 256];
+        let len = rustix::fs::fgetxattr(&layer.file, name, &mut found[..]).unwrap();
+        assert!(&found[..len] == value, "{name}");
+    };
+    if has_attributes {
+        has("user.tenant", b"seven");
+    }
+    if has_lists {
+        has(access, &list.concat());
+    }
+    if !is_root {
+        skip(Need::Root, "owners");
+    }
 }

@@ -14,14 +14,21 @@ use super::direct::turn_on;
 use crate::choices::Alignment;
 use crate::snapshot::OverlayShape;
 use ringway_image::{CreateError, Header, Layer, LayerFormat, NewImage, Refused, Shape};
-use rustix::fs::{AtFlags, CWD, RenameFlags, linkat, renameat_with};
+use rustix::fs::{
+    AtFlags, CWD, Gid, RenameFlags, Uid, XattrFlags, chownat, fgetxattr, flistxattr, fsetxattr,
+    linkat, renameat_with,
+};
 use rustix::io::Errno;
+use std::ffi::CStr;
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use tempfile::TempPath;
+
+/// Bytes of the names of a file's attributes, and of the value of one, at most.
+const XATTRS_MAX: usize = 64 << 10;
 
 /// Why there is no new image, or why it does not get its name.
 #[derive(Debug, thiserror::Error)]
@@ -146,9 +153,7 @@ impl NewOverlay {
             CreateError::Host(error) => cannot()(error),
             error => error.into(),
         })?;
-        // Whoever may use the image may use it on.
-        let mode = std::fs::Permissions::from_mode(named.mode() & 0o777);
-        file.set_permissions(mode).map_err(cannot())?;
+        take_after(&file, opened, &image).map_err(cannot())?;
         file.sync_all().map_err(cannot())?;
         let bytes = file.metadata().map_err(cannot())?.len();
         let header = Header::read(&file, bytes).map_err(cannot())??;
@@ -225,6 +230,38 @@ impl Drop for NewOverlay {
             );
         }
     }
+}
+
+/// Whoever may use the image may use the new one: owner, group, access control lists and other attributes, mode.
+fn take_after(new: &File, old: &File, name: &Path) -> io::Result<()> {
+    let (meta, now) = (old.metadata()?, new.metadata()?);
+    if (meta.uid(), meta.gid()) != (now.uid(), now.gid()) {
+        let (user, group) = (Uid::from_raw(meta.uid()), Gid::from_raw(meta.gid()));
+        if let Err(error) = chownat(new, c"", Some(user), Some(group), AtFlags::EMPTY_PATH) {
+            // A group of its own anybody may give.
+            let _ = chownat(new, c"", None, Some(group), AtFlags::EMPTY_PATH);
+            tracing::warn!(
+                "{}: the new image is not its owner's (user {user}, group {group}): {error}",
+                name.display(),
+                user = meta.uid(),
+                group = meta.gid()
+            );
+        }
+    }
+    let mut names = vec![0; XATTRS_MAX];
+    let len = flistxattr(old, &mut names[..]).unwrap_or(0);
+    let mut value = vec![0; XATTRS_MAX];
+    for name in names[..len].split_inclusive(|byte| *byte == 0) {
+        let Ok(name) = CStr::from_bytes_with_nul(name) else { continue };
+        let copied = fgetxattr(old, name, &mut value[..])
+            .and_then(|len| fsetxattr(new, name, &value[..len], XattrFlags::empty()));
+        // Labels and the like are the host's to give.
+        if [&b"user."[..], b"system."].iter().any(|kind| name.to_bytes().starts_with(kind)) {
+            copied?;
+        }
+    }
+    // Last: to change an owner or a list may change it.
+    new.set_permissions(std::fs::Permissions::from_mode(meta.mode() & 0o777))
 }
 
 /// The name of an image from the root, and its folder, which has to be that of `path`.

@@ -32,7 +32,7 @@ pub(in crate::sandbox) fn helper(needs: HelperNeeds) -> Vec<Call> {
     if needs.groups && !needs.account {
         calls.push(call!(SYS_setfsgid, "setfsgid"));
     }
-    if needs.gives {
+    if needs.gives || needs.clones {
         calls.push(give());
     }
     if needs.iopoll {
@@ -110,8 +110,12 @@ fn clones() -> Vec<Call> {
         call!(SYS_pwrite64, "pwrite64"),
         call!(SYS_fsync, "fsync"),
         call!(SYS_renameat2, "renameat2"),
-        // What was an image gets the name of a snapshot.
+        // What was an image gets the name of a snapshot, and the new one what belongs to it: its owner (`give`) and
+        // its access control lists.
         call!(SYS_linkat, "linkat"),
+        call!(SYS_flistxattr, "flistxattr"),
+        call!(SYS_fgetxattr, "fgetxattr"),
+        call!(SYS_fsetxattr, "fsetxattr"),
     ]
 }
 
@@ -159,8 +163,8 @@ fn identities() -> Vec<Call> {
     ]
 }
 
-/// The group of a socket, set by a user who may only name groups of its own: of an open file, not by
-/// a path.
+/// The group of a socket, set by a user who may only name groups of its own, and the owner of a new image: of an open
+/// file, not by a path.
 fn give() -> Call {
     call!(SYS_fchownat, "fchownat", Rule::OneOf(4, vec![libc::AT_EMPTY_PATH as u32]))
 }
