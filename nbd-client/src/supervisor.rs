@@ -342,6 +342,14 @@ fn check(shared: &Shared, new: &Connected) -> Result<(), Box<dyn Error + Send + 
     let used = was.flags & (USED | several);
     // A disk that is not written loses nothing by it.
     let closed = is.flags & !was.flags & offers::READ_ONLY;
+    // What is written without FUA stays in a cache that did not exist, and that nobody has emptied.
+    let writes_through = was.offers(offers::SEND_FLUSH) || was.offers(offers::SEND_FUA);
+    let cached = !writes_through && is.offers(offers::SEND_FLUSH);
+    if cached {
+        return Err("the server has a cache now, which it did not have when the disk was opened: its flushes would be \
+             answered without being asked for. Serve the disk anew"
+            .into());
+    }
     let takes = is.min_block <= was.min_block && is.max_block >= was.max_block;
     if is.flags & used != used || closed != 0 || !takes || was.structured != is.structured {
         return Err(format!(

@@ -4,7 +4,7 @@ use crate::rig::Rig;
 use crate::server::{Asked, FACTS, Facts, Server};
 use ringway_aio::IoOp;
 use ringway_nbd_client::{Counts, Remote, Timeouts};
-use ringway_nbd_words::{chunk, command, offers};
+use ringway_nbd_words::{chunk, command, flag, offers};
 use std::fs::File;
 use std::sync::mpsc::channel;
 use std::time::Duration;
@@ -289,6 +289,37 @@ fn f07_a_server_that_offers_more_is_the_same_and_one_that_offers_less_is_not() {
         assert_eq!(rig.write(0, &[1; 512]), 512);
         let wanted = if same { 1 } else { 2 };
         assert_eq!(asked.recv().unwrap(), wanted, "{:#x} {:?}", other.flags, other.blocks);
+    }
+}
+
+/// Whether a server has a cache is known when the disk is opened: without one its flushes are not sent.
+#[test]
+fn f40_a_server_that_gains_a_cache_is_not_taken_for_the_same() {
+    let plain = FACTS.flags & !(offers::SEND_FLUSH | offers::SEND_FUA);
+    for (was, is, same) in [
+        (plain, plain | offers::SEND_FLUSH, false),
+        (plain, FACTS.flags, false),
+        (plain, plain | offers::SEND_FUA, true),
+        (plain | offers::SEND_FUA, FACTS.flags, true),
+    ] {
+        let (sender, asked) = channel();
+        let dir = tempfile::tempdir().unwrap();
+        let facts = move |number| Facts { flags: if number == 1 { is } else { was }, ..FACTS };
+        let server = Server::start(dir.path(), facts, move |number, conn| {
+            if number == 0 {
+                return conn.asked().map(drop);
+            }
+            loop {
+                let asked = conn.asked()?;
+                sender.send((number, asked.flags)).unwrap();
+                conn.carry_out(&asked)?;
+            }
+        });
+        let mut rig = Rig::new(&server.path, Timeouts::default());
+        assert_eq!(rig.write(0, &[1; 512]), 512);
+        let fua = if was & offers::SEND_FUA == 0 { 0 } else { flag::FUA };
+        assert_eq!(asked.recv().unwrap(), (if same { 1 } else { 2 }, fua), "{was:#x} {is:#x}");
+        assert_eq!(rig.flush(), 0);
     }
 }
 
