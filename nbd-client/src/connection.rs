@@ -367,8 +367,8 @@ impl Connection {
             fail(table, &mut self.sending, -libc::EIO, |operation| operation.op == IoOp::Sync);
         }
         self.lane.waits.store(false, Relaxed);
-        let (why, waiting) = (loss.to_string(), !self.sending.is_empty());
-        self.shared.ask(Wish { lane: self.index, why, old: socket, lost, waiting, absent: false });
+        let why = loss.to_string();
+        self.shared.ask(Wish { lane: self.index, why, old: socket, lost, absent: false });
     }
 
     /// Takes what the supervisor says.
@@ -377,6 +377,7 @@ impl Connection {
         match self.lane.take_mail() {
             Some(Mail::Connected(socket)) => {
                 self.socket = Some(socket);
+                self.lane.asked_at_once.store(!self.sending.is_empty(), Relaxed);
                 self.failing = false;
                 self.unread = true;
             }
@@ -419,6 +420,6 @@ impl Drop for Connection {
         };
         let why = "its worker has ended".to_owned();
         let (lane, lost) = (self.index, false);
-        self.shared.ask(Wish { lane, why, old, lost, waiting: false, absent: false });
+        self.shared.ask(Wish { lane, why, old, lost, absent: false });
     }
 }

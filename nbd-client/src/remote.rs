@@ -134,7 +134,7 @@ impl Remote {
         if let Some(why) = &self.away {
             if let Some(old) = self.shared.lanes.first().and_then(|lane| lane.retreat()) {
                 let (why, absent) = (why.clone(), true);
-                self.shared.ask(Wish { lane: 0, why, old, lost: false, waiting: true, absent });
+                self.shared.ask(Wish { lane: 0, why, old, lost: false, absent });
             }
         }
         *self.supervisor.lock().unwrap_or_else(PoisonError::into_inner) = Some(thread);

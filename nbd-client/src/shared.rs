@@ -43,6 +43,8 @@ pub(crate) struct Lane {
     pub(crate) progress: AtomicU64,
     /// Requests have been sent that are not answered.
     pub(crate) waits: AtomicBool,
+    /// Requests waited for its connection when that came.
+    pub(crate) asked_at_once: AtomicBool,
     /// The server has answered a request since this was cleared.
     pub(crate) answered: AtomicBool,
     socket: Mutex<Weak<File>>,
@@ -73,8 +75,6 @@ pub(crate) struct Wish {
     pub(crate) old: Arc<File>,
     /// What was answered and not flushed may be lost with it, for the first time.
     pub(crate) lost: bool,
-    /// Requests wait for another one.
-    pub(crate) waiting: bool,
     /// It was never there: its server was away from the start, which was said.
     pub(crate) absent: bool,
 }
@@ -143,6 +143,7 @@ impl Lane {
             arrived: AtomicBool::new(true),
             progress: AtomicU64::new(0),
             waits: AtomicBool::new(false),
+            asked_at_once: AtomicBool::new(false),
             answered: AtomicBool::new(false),
             socket: Mutex::new(Arc::downgrade(socket)),
             mail: Mutex::new(Some(Mail::Connected(Arc::clone(socket)))),

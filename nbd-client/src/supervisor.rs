@@ -110,7 +110,7 @@ impl Supervisor {
     /// Connects until it works. `None` once nobody needs it any more.
     ///
     /// A server that takes connections and ends them without an answer is away: that is one outage with the one
-    /// before, unless nobody has asked it anything for a while.
+    /// before, unless nothing waited for the connection, which was there for a while: that time is no outage.
     fn bring_back(
         &self,
         wish: Wish,
@@ -122,8 +122,9 @@ impl Supervisor {
         let answered = |lane: &Arc<Lane>| lane.answered.swap(false, Relaxed);
         // All of them are asked.
         let answers = shared.lanes.iter().filter(|lane| answered(lane)).count();
+        let asked = shared.lanes.iter().any(|lane| lane.asked_at_once.load(Relaxed));
         let is_one =
-            |last: &&mut Outage| answers == 0 && (wish.waiting || last.connected.elapsed() < RESTS);
+            |last: &&mut Outage| answers == 0 && (asked || last.connected.elapsed() < RESTS);
         let (outage, goes_on) = match last.as_mut().filter(is_one) {
             Some(_) => (last.as_mut()?, true),
             None => (last.insert(Outage::begin(self.timeouts.give_up)), false),

@@ -205,3 +205,34 @@ fn f21_a_server_that_takes_connections_and_drops_them_is_away() {
         assert_eq!(rig.read(0, 512).unwrap(), [2; 512]);
     }
 }
+
+/// A connection that came while nothing waited for it, was not used for longer than requests wait, and ends at
+/// the first one.
+#[test]
+fn f41_idle_time_is_no_outage() {
+    let dir = tempfile::tempdir().unwrap();
+    let (sender, came) = channel();
+    let server = Server::start(
+        dir.path(),
+        |_| FACTS,
+        move |number, conn| {
+            sender.send(number).unwrap();
+            match number {
+                0 => conn.asked().and_then(|asked| conn.carry_out(&asked)),
+                1 => conn.asked().map(drop),
+                _ => conn.serve(),
+            }
+        },
+    );
+    let give_up = Some(Duration::from_secs(5));
+    let mut rig = Rig::new(&server.path, Timeouts { give_up, ..Timeouts::default() });
+    assert_eq!(rig.flush(), 0);
+    let begun = Instant::now();
+    while came.try_iter().all(|number| number != 1) {
+        assert!(begun.elapsed() < Duration::from_secs(60), "it does not come back");
+        assert_eq!(rig.reap_soon(), []);
+    }
+    std::thread::sleep(Duration::from_secs(11));
+    assert_eq!(rig.reap_soon(), []);
+    assert_eq!(rig.write(0, &[1; 512]), 512);
+}
