@@ -23,16 +23,24 @@ const EVENTS: usize = 64;
 /// What the epoll set calls the wake-up; bells are 32 bits.
 const WAKE: u64 = u64::MAX;
 
+/// That there is nothing more to come.
+const CLOSED: u32 = (libc::EPOLLRDHUP | libc::EPOLLHUP | libc::EPOLLERR) as u32;
+
+/// What is told of every descriptor: also that its peer has closed it.
+const ALWAYS: c_int = libc::EPOLLIN | libc::EPOLLRDHUP | libc::EPOLLET;
+
 /// A set of doorbells and one way for other threads to wake the sleeper.
 ///
 /// # Invariants
 /// 1. `rung` never holds more than `EVENTS` bells: a look with something untaken does nothing.
+/// 2. `closed` has those of the last look.
 #[derive(Debug)]
 pub struct Bells {
     epoll: OwnedFd,
     wake: Arc<OwnedFd>,
     events: Box<[libc::epoll_event]>,
     rung: Vec<BellId>,
+    closed: Vec<BellId>,
 }
 
 /// Wakes the thread that sleeps in [`Bells::wait`], from any other.
@@ -58,7 +66,8 @@ impl Bells {
         let epoll = unsafe { OwnedFd::from_raw_fd(epoll) };
         let wake = Arc::new(sys::eventfd()?);
         let events = vec![libc::epoll_event { events: 0, u64: 0 }; EVENTS].into_boxed_slice();
-        let bells = Self { epoll, wake, events, rung: Vec::with_capacity(EVENTS) };
+        let [rung, closed] = [(); 2].map(|()| Vec::with_capacity(EVENTS));
+        let bells = Self { epoll, wake, events, rung, closed };
         bells.control(libc::EPOLL_CTL_ADD, bells.wake.as_raw_fd(), WAKE)?;
         Ok(bells)
     }
@@ -84,8 +93,7 @@ impl Bells {
     /// If `fd` is not watched.
     pub fn watch_room(&mut self, bell: BellId, fd: RawFd, wanted: bool) -> io::Result<()> {
         let room = if wanted { libc::EPOLLOUT } else { 0 };
-        let events = libc::EPOLLIN | libc::EPOLLET | room;
-        self.control_for(events, libc::EPOLL_CTL_MOD, fd, bell.into())
+        self.control_for(ALWAYS | room, libc::EPOLL_CTL_MOD, fd, bell.into())
     }
 
     /// Stops listening to `fd`, which must still be open.
@@ -104,6 +112,13 @@ impl Bells {
     #[inline]
     pub fn take(&mut self, out: &mut Vec<BellId>) {
         out.append(&mut self.rung);
+    }
+
+    /// Of the bells that rang last, those of connections whose peers have closed them. They ring once for that and
+    /// for all that came before: whoever reads such a connection has to go on to its end.
+    #[must_use]
+    pub fn closed(&self) -> &[BellId] {
+        &self.closed
     }
 
     /// Looks at the bells without sleeping.
@@ -132,15 +147,21 @@ impl Bells {
             Err(e) if e.kind() == io::ErrorKind::Interrupted => 0,
             found => found?,
         };
-        // All but WAKE were given as 32 bits.
-        #[allow(clippy::cast_possible_truncation)]
-        let bells = self.events[..found].iter().filter(|e| e.u64 != WAKE).map(|e| e.u64 as BellId);
-        self.rung.extend(bells);
+        self.closed.clear();
+        for event in self.events[..found].iter().filter(|event| event.u64 != WAKE) {
+            // All but WAKE were given as 32 bits.
+            #[allow(clippy::cast_possible_truncation)]
+            let bell = event.u64 as BellId;
+            self.rung.push(bell);
+            if event.events & CLOSED != 0 {
+                self.closed.push(bell);
+            }
+        }
         Ok(())
     }
 
     fn control(&self, action: c_int, fd: RawFd, name: u64) -> io::Result<()> {
-        self.control_for(libc::EPOLLIN | libc::EPOLLET, action, fd, name)
+        self.control_for(ALWAYS, action, fd, name)
     }
 
     fn control_for(&self, events: c_int, action: c_int, fd: RawFd, name: u64) -> io::Result<()> {

@@ -60,6 +60,8 @@ pub(crate) struct Connection {
     pub(crate) full: bool,
     /// Something may have come that was not looked at.
     pub(crate) unread: bool,
+    /// The server has closed it: once all is read there is nothing more.
+    pub(crate) closed: bool,
     incoming: Incoming,
     pieces: Vec<libc::iovec>,
 }
@@ -86,6 +88,7 @@ impl Connection {
             in_flight: 0,
             full: false,
             unread: false,
+            closed: false,
             incoming,
             pieces: Vec::with_capacity(PIECES_MAX),
         }
@@ -269,7 +272,8 @@ impl Connection {
                 return Err(Loss::Other);
             }
             if got < wanted {
-                self.unread = false;
+                // Its end does not ring again.
+                self.unread = self.closed;
                 break;
             }
         }
@@ -349,7 +353,8 @@ impl Connection {
         let lost = flushes && self.shared.ledger.connection_lost();
         self.incoming.clear();
         self.retreating = false;
-        (self.front, self.in_flight, self.full, self.unread) = (0, 0, false, false);
+        (self.front, self.in_flight) = (0, 0);
+        (self.full, self.unread, self.closed) = (false, false, false);
         self.sending.clear();
         self.sending.extend(table.operations.of(self.number));
         self.sending

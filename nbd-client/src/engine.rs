@@ -120,6 +120,7 @@ impl Nbd {
                     if let Some(Some(connection)) = self.connections.get_mut(at) {
                         if connection.fd().is_some() {
                             connection.unread = true;
+                            connection.closed |= self.bells.closed().contains(&rung);
                             if std::mem::take(&mut connection.full) {
                                 self.watch_room(at);
                             }

@@ -4,11 +4,14 @@ use crate::rig::{Rig, target};
 use crate::server::{
     ALL, Asked, Conn, FACTS, Facts, Server, chunk_bytes, greet, reply, reply_bytes, take,
 };
+use ringway_aio::{Engine, IoOp};
 use ringway_nbd_client::{Timeouts, connect};
 use ringway_nbd_words::{IHAVEOPT, NBDMAGIC, OLDSTYLE, answer, chunk, info, option};
 use std::io::{self, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
-use std::time::Duration;
+use std::sync::Mutex;
+use std::sync::mpsc::channel;
+use std::time::{Duration, Instant};
 
 /// What somebody is told who connects to a server that does `act` and ends then.
 fn refusal(act: impl Fn(&mut UnixStream) -> io::Result<()> + Send + 'static) -> String {
@@ -306,4 +309,49 @@ fn f03_a_server_that_falls_silent_is_left() {
     std::thread::sleep(Duration::from_millis(200));
     assert_eq!(rig.write(512, &[2; 512]), 512);
     assert_eq!(rig.read(512, 512).unwrap(), [2; 512]);
+}
+
+/// What came and its end ring once.
+#[test]
+fn f43_an_end_amid_a_reply_is_seen_at_once() {
+    for reply in [6, 28 + 100, 28 + 512, 28 + 512 + 28] {
+        let dir = tempfile::tempdir().unwrap();
+        let ((word, words), (sender, ended)) = (channel::<()>(), channel());
+        let words = Mutex::new(words);
+        let server = Server::start(
+            dir.path(),
+            |_| FACTS,
+            move |number, conn| {
+                if number > 0 {
+                    return conn.serve();
+                }
+                let _ = words.lock().unwrap().recv();
+                let asked = [conn.asked()?, conn.asked()?];
+                let bytes = asked.map(|asked| {
+                    let data = [&asked.offset.to_be_bytes()[..], &[0; 512]].concat();
+                    chunk_bytes(true, chunk::OFFSET_DATA, asked.cookie, &data)
+                });
+                conn.send(&bytes.concat()[..reply])?;
+                conn.stream.shutdown(std::net::Shutdown::Both)?;
+                // To close it would ring once more.
+                sender.send(conn.stream.try_clone()?).unwrap();
+                Ok(())
+            },
+        );
+        let mut rig = Rig::new(&server.path, Timeouts::default());
+        let reads = [0, 512].map(|offset| rig.queue(IoOp::Read, offset, 512, &[]));
+        rig.submit();
+        assert_eq!(rig.reap_now(), []);
+        word.send(()).unwrap();
+        let _stream = ended.recv().unwrap();
+        let mut done = Vec::new();
+        while done.len() < 2 {
+            let begun = Instant::now();
+            rig.engine.wait(Some(Duration::from_secs(30))).unwrap();
+            assert!(begun.elapsed() < Duration::from_secs(25), "{reply} bytes: nothing has rung");
+            done.extend(rig.reap_now());
+        }
+        done.sort_unstable();
+        assert_eq!(done, reads.map(|tag| (tag, 512)));
+    }
 }

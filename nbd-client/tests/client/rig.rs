@@ -152,6 +152,13 @@ impl Rig {
         done
     }
 
+    /// What has been answered, by its tag, after one look.
+    pub(crate) fn reap_now(&mut self) -> Vec<(u64, i32)> {
+        self.out.clear();
+        self.engine.reap(&mut self.out);
+        self.out.done.iter().map(|&Done { tag, result }| (tag, result)).collect()
+    }
+
     /// What has been answered after a moment, by its tag.
     pub(crate) fn reap_soon(&mut self) -> Vec<(u64, i32)> {
         self.out.clear();
