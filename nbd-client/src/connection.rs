@@ -29,6 +29,9 @@ pub(crate) const SEGMENTS_MAX: usize = 512;
 /// Calls that one look makes at most, so that a fast server does not keep others waiting.
 const CALLS_MAX: usize = 16;
 
+/// Bytes that have to pass within the time for which a server may be silent, where no reply ends.
+const STRIDE: usize = 256 << 10;
+
 /// The longest part of what moves no data, in bytes: lengths have 32 bits.
 pub(crate) const ERASED_MAX: u64 = 1 << 30;
 
@@ -62,6 +65,8 @@ pub(crate) struct Connection {
     pub(crate) unread: bool,
     /// The server has closed it: once all is read there is nothing more.
     pub(crate) closed: bool,
+    /// Bytes that have passed since the last progress.
+    moved: usize,
     incoming: Incoming,
     pieces: Vec<libc::iovec>,
 }
@@ -89,6 +94,7 @@ impl Connection {
             full: false,
             unread: false,
             closed: false,
+            moved: 0,
             incoming,
             pieces: Vec::with_capacity(PIECES_MAX),
         }
@@ -177,7 +183,7 @@ impl Connection {
                 break;
             };
             if self.in_flight == 0 {
-                self.lane.progress.fetch_add(1, Relaxed);
+                self.moves(sent, self.front == 0);
             }
             self.took(table.operations, sent);
             most = usize::MAX;
@@ -263,11 +269,14 @@ impl Connection {
                     error => return Err(Loss::Host(error)),
                 },
             };
-            self.lane.progress.fetch_add(1, Relaxed);
+            let begins = !self.incoming.is_amid();
             self.incoming.came(got);
+            let mut answered = false;
             while let Some((slot, error)) = self.incoming.next(table.operations)? {
                 self.done(table, slot, error);
+                answered = true;
             }
+            self.moves(got, begins || answered);
             if self.retreating && self.in_flight == 0 {
                 return Err(Loss::Other);
             }
@@ -278,7 +287,19 @@ impl Connection {
             }
         }
         self.lane.waits.store(self.in_flight > 0 || !self.sending.is_empty(), Relaxed);
+        self.lane.amid.store(self.incoming.is_amid(), Relaxed);
         Ok(())
+    }
+
+    /// So many bytes have come or gone. That is progress with a request that begins, a reply that begins or
+    /// ends, and each [`STRIDE`] amid one: else a server could be at one reply for ever.
+    #[inline]
+    fn moves(&mut self, bytes: usize, whole: bool) {
+        self.moved += bytes;
+        if whole || self.moved >= STRIDE {
+            self.moved = 0;
+            self.lane.progress.fetch_add(1, Relaxed);
+        }
     }
 
     /// A read whose memory is not there any more has failed for good.
@@ -353,7 +374,7 @@ impl Connection {
         let lost = flushes && self.shared.ledger.connection_lost();
         self.incoming.clear();
         self.retreating = false;
-        (self.front, self.in_flight) = (0, 0);
+        (self.front, self.in_flight, self.moved) = (0, 0, 0);
         (self.full, self.unread, self.closed) = (false, false, false);
         self.sending.clear();
         self.sending.extend(table.operations.of(self.number));
@@ -372,6 +393,7 @@ impl Connection {
             fail(table, &mut self.sending, -libc::EIO, |operation| operation.op == IoOp::Sync);
         }
         self.lane.waits.store(false, Relaxed);
+        self.lane.amid.store(false, Relaxed);
         let why = loss.to_string();
         self.shared.ask(Wish { lane: self.index, why, old: socket, lost, absent: false });
     }

@@ -71,6 +71,11 @@ impl Incoming {
         }
     }
 
+    /// True if a reply has begun, and not all of it has come.
+    pub(crate) fn is_amid(&self) -> bool {
+        self.begin < self.end || self.reading().is_some()
+    }
+
     /// Lists where the next bytes go. How many there is room for.
     #[inline]
     pub(crate) fn places(

@@ -39,10 +39,13 @@ pub(crate) struct Lane {
     taken: AtomicBool,
     /// There is mail.
     pub(crate) arrived: AtomicBool,
-    /// Goes on with each byte that comes, and with each request that is sent while none is under way.
+    /// Goes on where a reply begins or ends, with each part of a long one, and with each request that is sent while
+    /// none is under way.
     pub(crate) progress: AtomicU64,
     /// Requests have been sent that are not answered.
     pub(crate) waits: AtomicBool,
+    /// A reply has begun, and its rest has not come.
+    pub(crate) amid: AtomicBool,
     /// Requests waited for its connection when that came.
     pub(crate) asked_at_once: AtomicBool,
     /// The server has answered a request since this was cleared.
@@ -143,6 +146,7 @@ impl Lane {
             arrived: AtomicBool::new(true),
             progress: AtomicU64::new(0),
             waits: AtomicBool::new(false),
+            amid: AtomicBool::new(false),
             asked_at_once: AtomicBool::new(false),
             answered: AtomicBool::new(false),
             socket: Mutex::new(Arc::downgrade(socket)),

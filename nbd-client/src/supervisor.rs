@@ -84,18 +84,20 @@ impl Supervisor {
     }
 
     /// Ends connections with requests that wait if nothing has come on any since the last look: a server
-    /// that answers others may be long about one.
-    fn end_silent(&self, shared: &Shared, seen: &mut Option<u64>) {
-        let now = shared
-            .lanes
-            .iter()
-            .fold(0, |sum: u64, lane| sum.wrapping_add(lane.progress.load(Relaxed)));
-        let waiting = || shared.lanes.iter().filter(|lane| lane.waits.load(Relaxed));
-        let silent = seen.replace(now) == Some(now);
-        if waiting().next().is_none() {
+    /// that answers others may be long about one, but not within its reply.
+    fn end_silent(&self, shared: &Shared, seen: &mut Option<Vec<u64>>) {
+        let now: Vec<_> = shared.lanes.iter().map(|lane| lane.progress.load(Relaxed)).collect();
+        let before = seen.replace(now.clone());
+        let waiting = |lane: &&Arc<Lane>| lane.waits.load(Relaxed);
+        if !shared.lanes.iter().any(|lane| waiting(&lane)) {
             *seen = None;
-        } else if silent {
-            let ended = waiting().filter(|lane| lane.end()).count();
+        } else if let Some(before) = before {
+            let silent = before == now;
+            let lanes = shared.lanes.iter().zip(before.iter().zip(&now));
+            let stuck = lanes.filter(|(lane, (before, now))| {
+                waiting(lane) && (silent || (before == now && lane.amid.load(Relaxed)))
+            });
+            let ended = stuck.filter(|(lane, _)| lane.end()).count();
             if ended > 0 {
                 tracing::warn!(
                     disk = shared.name,

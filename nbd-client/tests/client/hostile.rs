@@ -6,7 +6,7 @@ use crate::server::{
 };
 use ringway_aio::{Engine, IoOp};
 use ringway_nbd_client::{Timeouts, connect};
-use ringway_nbd_words::{IHAVEOPT, NBDMAGIC, OLDSTYLE, answer, chunk, info, option};
+use ringway_nbd_words::{IHAVEOPT, NBDMAGIC, OLDSTYLE, answer, chunk, info, offers, option};
 use std::io::{self, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::Mutex;
@@ -309,6 +309,55 @@ fn f03_a_server_that_falls_silent_is_left() {
     std::thread::sleep(Duration::from_millis(200));
     assert_eq!(rig.write(512, &[2; 512]), 512);
     assert_eq!(rig.read(512, 512).unwrap(), [2; 512]);
+}
+
+/// Each byte of its reply comes in time, and the reply never ends; the same beside another connection that is
+/// answered.
+#[test]
+fn f42_a_server_that_answers_a_byte_at_a_time_is_left() {
+    for lanes in [1, 2] {
+        let dir = tempfile::tempdir().unwrap();
+        let server = Server::start(
+            dir.path(),
+            |_| Facts { flags: ALL | offers::CAN_MULTI_CONN, ..FACTS },
+            move |number, conn| {
+                loop {
+                    let asked = conn.asked()?;
+                    if number >= lanes || asked.offset == 0 {
+                        conn.carry_out(&asked)?;
+                        continue;
+                    }
+                    let data = [&asked.offset.to_be_bytes()[..], &[0; 65536]].concat();
+                    for byte in chunk_bytes(true, chunk::OFFSET_DATA, asked.cookie, &data) {
+                        conn.send(&[byte])?;
+                        std::thread::sleep(Duration::from_millis(20));
+                    }
+                }
+            },
+        );
+        let timeouts = Timeouts { silence: Duration::from_millis(500), ..Timeouts::default() };
+        let most = u16::try_from(lanes).unwrap();
+        let mut rig = Rig::several_within(&server.path, most, 1, timeouts).pop().unwrap();
+        let slow = rig.queue(IoOp::Read, 65536, 65536, &[]);
+        rig.submit();
+        if lanes > 1 {
+            let other = rig.attach();
+            rig.use_queue(other);
+        }
+        let begun = Instant::now();
+        let mut answered = false;
+        while !answered {
+            assert!(
+                begun.elapsed() < Duration::from_secs(60),
+                "it is waited for, {lanes} connections"
+            );
+            if lanes > 1 {
+                rig.queue(IoOp::Read, 0, 512, &[]);
+                rig.submit();
+            }
+            answered = rig.reap_soon().contains(&(slow, 65536));
+        }
+    }
 }
 
 /// What came and its end ring once.
