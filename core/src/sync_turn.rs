@@ -15,7 +15,7 @@ use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread::sleep;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// How often a sync is begun again that was interrupted, or that could not be carried out just then: for a minute.
 const TRIES: u8 = 250;
@@ -161,17 +161,53 @@ impl SyncTurn {
             sleepers = self.ends.wait(sleepers).unwrap_or_else(PoisonError::into_inner);
         }
         drop(sleepers);
-        let _turn = EndsTurn(self);
+        let _turn = EndsTurn(self, Self::end);
         Some(sync())
+    }
+
+    /// The same for a sync that others carry out, as engines do, and that may not be carried out at all, or not end
+    /// in time: where `sync` has an error, who joined it waits for the next.
+    ///
+    /// # Errors
+    /// What `sync` says, and that syncs of others have not ended within `limit`.
+    pub fn by_others(
+        &self,
+        limit: Duration,
+        sync: impl FnOnce() -> io::Result<()>,
+    ) -> io::Result<()> {
+        let (begun, number) = (Instant::now(), self.join());
+        let mut sleepers = self.sleepers();
+        loop {
+            if self.has_ended(number) {
+                return Ok(());
+            }
+            if self.try_begin() {
+                break;
+            }
+            let left = limit.saturating_sub(begun.elapsed());
+            if left.is_zero() {
+                let why = "another flush of the disk has not ended in time";
+                return Err(io::Error::new(io::ErrorKind::TimedOut, why));
+            }
+            let woken = self.ends.wait_timeout(sleepers, left);
+            sleepers = woken.unwrap_or_else(PoisonError::into_inner).0;
+        }
+        drop(sleepers);
+        let mut turn = EndsTurn(self, Self::end_in_vain);
+        let synced = sync();
+        if synced.is_ok() {
+            turn.1 = Self::end;
+        }
+        synced
     }
 }
 
 /// Whoever has the turn gives it back, also by a panic.
-struct EndsTurn<'a>(&'a SyncTurn);
+struct EndsTurn<'a>(&'a SyncTurn, fn(&SyncTurn));
 
 impl Drop for EndsTurn<'_> {
     fn drop(&mut self) {
-        self.0.end();
+        (self.1)(self.0);
     }
 }
 
@@ -244,6 +280,39 @@ mod tests {
             }
         });
         assert_eq!(u64::from(syncs.load(SeqCst)) + 1, turn.join());
+    }
+
+    #[test]
+    fn c86_a_sync_by_others_answers_nobody_unless_it_succeeds() {
+        let turn = SyncTurn::default();
+        let long = Duration::from_secs(60);
+        // Whoever joins before it begins.
+        let first = turn.join();
+        let refused = turn.by_others(long, || {
+            assert!(!turn.try_begin(), "it has the turn");
+            Err(io::Error::from_raw_os_error(libc::ENOTCONN))
+        });
+        assert_eq!(refused.unwrap_err().raw_os_error(), Some(libc::ENOTCONN));
+        assert!(!turn.has_ended(first));
+        turn.by_others(long, || Ok(())).unwrap();
+        assert!(turn.has_ended(first));
+        // A queue's sync that does not end is not waited for longer than was said.
+        assert!(turn.try_begin());
+        let late = turn.by_others(Duration::from_millis(10), || panic!("two at a time"));
+        assert_eq!(late.unwrap_err().kind(), io::ErrorKind::TimedOut);
+        turn.end();
+        // Of two at a time one waits for the other's turn.
+        let under_way = AtomicU32::new(0);
+        let sync = || {
+            assert_eq!(under_way.fetch_add(1, SeqCst), 0, "one at a time");
+            under_way.fetch_sub(1, SeqCst);
+            Ok(())
+        };
+        std::thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| (0..500).for_each(|_| turn.by_others(long, sync).unwrap()));
+            }
+        });
     }
 
     #[test]

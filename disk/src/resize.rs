@@ -14,6 +14,7 @@ use ringway_image::Image;
 use std::io;
 use std::os::fd::AsRawFd;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
+use std::time::Duration;
 
 /// Why a disk cannot have another size: what is wrong, what to do.
 #[derive(Debug, thiserror::Error)]
@@ -201,15 +202,27 @@ impl Disk {
     /// What the host says; or that an earlier flush has failed, after which only opening the disk
     /// anew helps.
     pub fn sync(&self) -> io::Result<()> {
-        self.sync_with(|| Ok(()))
+        self.sync_by(None::<(_, fn() -> _)>)
     }
 
     /// As [`Disk::sync`]. Where only engines can flush, `flush` has them do it ([`Disk::has_no_sync`]), and
-    /// [`Disk::flush_has_failed`] is called where one fails.
+    /// [`Disk::flush_has_failed`] is called where one fails, before it returns. It waits for flushes of guests that are
+    /// under way, for `limit` at most.
     ///
     /// # Errors
-    /// As there, and what `flush` returns.
-    pub fn sync_with(&self, flush: impl FnOnce() -> io::Result<()>) -> io::Result<()> {
+    /// As there, what `flush` returns, and that the limit is over.
+    pub fn sync_with(
+        &self,
+        limit: Duration,
+        flush: impl FnOnce() -> io::Result<()>,
+    ) -> io::Result<()> {
+        self.sync_by(Some((limit, flush)))
+    }
+
+    fn sync_by(
+        &self,
+        engines: Option<(Duration, impl FnOnce() -> io::Result<()>)>,
+    ) -> io::Result<()> {
         let has_failed = || {
             let failed = self.flush_failed.load(SeqCst);
             failed.then(|| io::Error::other("an earlier flush failed: serve the disk anew"))
@@ -221,7 +234,10 @@ impl Disk {
             return Ok(());
         }
         if self.has_no_sync() {
-            return flush();
+            let Some((limit, flush)) = engines else { return Ok(()) };
+            // A server tells one flush alone of what it has lost: two at a time, and the other is answered.
+            self.turn.by_others(limit, flush)?;
+            return has_failed().map_or(Ok(()), Err);
         }
         if !self.is_real() {
             return Ok(());

@@ -20,8 +20,9 @@ impl<Q: QueueLifecycle> Export<Q> {
     /// [`Disk::sync`](ringway_disk::Disk::sync); that a worker has ended, or that an engine does not answer
     /// within [`Export::drain_max`], after which the flush may still end either way.
     pub fn sync(&self) -> io::Result<()> {
-        self.disk().sync_with(|| {
-            let begun = Instant::now();
+        // Whoever has the turn before is waited for within the same time.
+        let begun = Instant::now();
+        self.disk().sync_with(self.drain_max(), || {
             let ask = |worker: &Handle<Q>| worker.flush(Arc::clone(self.disk()));
             let asked: Vec<_> = self.workers.iter().map(ask).collect();
             let late =
