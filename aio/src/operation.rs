@@ -89,6 +89,11 @@ impl<T> Files<T> {
     pub fn get(&self, id: FileId) -> &Known<T> {
         self.slots[id.0 as usize].as_ref().expect("the file is attached")
     }
+
+    /// What is to be known of it.
+    pub(crate) fn note_mut(&mut self, id: FileId) -> &mut T {
+        &mut self.slots[id.0 as usize].as_mut().expect("the file is attached").note
+    }
 }
 
 /// One operation on a file.

@@ -1,8 +1,7 @@
 //! Operations on registered buffers, and those that go to the polled ring.
 
-use super::polled::Polled;
 use super::{IoUring, entry};
-use crate::engine::{Full, Io, IoMemory};
+use crate::engine::{Full, Io, IoMemory, Reaped};
 use io_uring::squeue;
 use io_uring::types::Fd;
 use ringway_core::Segment;
@@ -14,18 +13,22 @@ impl IoUring {
         let Some(polled) = &mut self.polled else { return Err(Full) };
         // SAFETY: a polled ring has no registered buffers (invariant 4).
         let segments = unsafe { io.memory.segments_unchecked() };
-        let entry = entry(io, Fd(self.files.get(io.file).fd), segments, None).user_data(io.tag);
+        let entry = entry(io, Fd(self.files.get(io.file).fd), segments, None);
         // SAFETY: as in `queue`.
-        unsafe { polled.queue(&entry) }.map_err(|_| Full)?;
+        unsafe { polled.queue(entry, io.tag, io.file) }?;
         self.in_flight += 1;
         self.counters.queued += 1;
         Ok(())
     }
 
-    /// True if transfers of files that can be polled for go to the polled ring.
-    #[inline]
-    pub(super) fn polls(&self) -> bool {
-        self.polled.as_ref().is_some_and(Polled::works)
+    /// Takes what polled transfers came to. A file that could not be polled for is not polled any more; others are.
+    #[cold]
+    pub(super) fn reap_polled(&mut self, out: &mut Reaped) {
+        let Some(polled) = &mut self.polled else { return };
+        polled.reap(out);
+        while let Some(file) = polled.take_refused() {
+            self.files.note_mut(file).polled = false;
+        }
     }
 
     /// Submits polled transfers and asks their devices.

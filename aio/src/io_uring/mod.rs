@@ -125,7 +125,7 @@ impl Engine for IoUring {
         let Note { flags, polled, copied } = file.note;
         // Neither files nor buffers are registered with the polled ring. A durable write ends with a
         // flush, which no device is polled for.
-        if polled && matches!(io.op, IoOp::Read | IoOp::Write) && self.polls() {
+        if polled && matches!(io.op, IoOp::Read | IoOp::Write) {
             return self.queue_polled(io);
         }
         // SAFETY: passed on to the caller; with registered buffers no file is `copied` (invariant 4).
@@ -172,8 +172,8 @@ impl Engine for IoUring {
             let _ = self.enter(0, None);
         }
         let before = out.done.len();
-        if let Some(polled) = &mut self.polled {
-            polled.reap(out);
+        if self.polled.is_some() {
+            self.reap_polled(out);
         }
         self.copies.reap(out);
         let mut ended = false;

@@ -9,7 +9,7 @@ use std::io;
 use std::os::fd::AsRawFd;
 
 use super::transient::is_transient;
-use crate::engine::{Done, Reaped};
+use crate::engine::{Done, FileId, Full, Reaped};
 
 /// Bytes of the read that tries a file out: a block of any disk.
 const TRIAL_BYTES: usize = 4096;
@@ -25,19 +25,21 @@ pub fn can_poll(file: &File) -> io::Result<()> {
     let ring = set_up(1).map_err(|e| {
         io::Error::new(e.kind(), format!("the kernel refuses a polled io_uring: {e}"))
     })?;
-    let mut polled = Polled { ring, in_flight: 0, refused: false };
+    let (slots, free, refused) = (vec![(0, FileId(0))], vec![0], Vec::with_capacity(1));
+    let mut polled = Polled { ring, slots, free, refused };
     let mut block = Box::new(Block([0; TRIAL_BYTES]));
     let fd = Fd(file.as_raw_fd());
     // 4096 fits.
     #[allow(clippy::cast_possible_truncation)]
     let read = opcode::Read::new(fd, block.0.as_mut_ptr(), TRIAL_BYTES as u32).build();
+    let file = FileId(0);
     let mut out = Reaped::with_capacity(1, 0);
     // SAFETY: the block outlives the ring's use of it: the loop ends when the read has.
-    unsafe { polled.queue(&read) }.map_err(|_| io::Error::other("a new ring is full"))?;
+    unsafe { polled.queue(read, 0, file) }.map_err(|_| io::Error::other("a new ring is full"))?;
     while polled.reap(&mut out) == 0 {
         polled.enter(1)?;
     }
-    if polled.refused {
+    if !polled.refused.is_empty() {
         return Err(io::Error::new(
             io::ErrorKind::Unsupported,
             "its device has no queues to poll (for NVMe: nvme.poll_queues=N on the kernel's \
@@ -53,13 +55,15 @@ pub fn can_poll(file: &File) -> io::Result<()> {
 /// The polled ring of one worker.
 ///
 /// # Invariants
-/// 1. `in_flight` counts transfers from `queue` to `reap`.
+/// 1. Each transfer has a place in `slots` from `queue` to `reap`, which is not in `free` then.
 pub(super) struct Polled {
     ring: Ring,
-    in_flight: u32,
-    /// A device has no queues to poll. What a file says at first need not be so: its first block may have been a
-    /// hole, which no device is asked for, and another file of a disk may be elsewhere.
-    refused: bool,
+    /// Tag and file of each transfer.
+    slots: Vec<(u64, FileId)>,
+    free: Vec<u32>,
+    /// Files whose devices have no queues to poll, as it turned out, until somebody asks. What a file says at first
+    /// need not be so: its first block may have been a hole, which no device is asked for.
+    refused: Vec<FileId>,
 }
 
 fn set_up(entries: u32) -> io::Result<Ring> {
@@ -70,29 +74,39 @@ fn set_up(entries: u32) -> io::Result<Ring> {
 
 impl Polled {
     pub(super) fn new(depth: u32) -> io::Result<Self> {
-        Ok(Self { ring: set_up(depth)?, in_flight: 0, refused: false })
+        let (slots, free) = (vec![(0, FileId(0)); depth as usize], (0..depth).collect());
+        let refused = Vec::with_capacity(depth as usize);
+        Ok(Self { ring: set_up(depth)?, slots, free, refused })
     }
 
-    /// False once a device could not be polled: transfers go to the first ring from then on.
+    /// A file that could not be polled for: its transfers are to go to the first ring from now on.
     #[inline]
-    pub(super) fn works(&self) -> bool {
-        !self.refused
+    pub(super) fn take_refused(&mut self) -> Option<FileId> {
+        self.refused.pop()
     }
 
     /// # Safety
     /// The rules of [`crate::Engine::queue`].
     #[inline]
-    pub(super) unsafe fn queue(&mut self, entry: &squeue::Entry) -> Result<(), squeue::PushError> {
+    pub(super) unsafe fn queue(
+        &mut self,
+        entry: squeue::Entry,
+        tag: u64,
+        file: FileId,
+    ) -> Result<(), Full> {
+        let &slot = self.free.last().ok_or(Full)?;
+        let entry = entry.user_data(slot.into());
         // SAFETY: passed on to the caller.
-        unsafe { self.ring.submission().push(entry) }?;
-        self.in_flight += 1;
+        unsafe { self.ring.submission().push(&entry) }.map_err(|_| Full)?;
+        self.free.pop();
+        self.slots[slot as usize] = (tag, file);
         Ok(())
     }
 
     /// True if there is something to submit or to poll for.
     #[inline]
     pub(super) fn is_busy(&self) -> bool {
-        self.in_flight > 0
+        self.free.len() < self.slots.len()
     }
 
     /// One `io_uring_enter`: submits, and asks the device at least once; with `want` = 1 until
@@ -113,19 +127,19 @@ impl Polled {
     pub(super) fn reap(&mut self, out: &mut Reaped) -> usize {
         let before = out.done.len();
         for found in self.ring.completion() {
+            // A place in `slots`.
+            #[allow(clippy::cast_possible_truncation)]
+            let slot = found.user_data() as u32;
+            let (tag, file) = self.slots[slot as usize];
+            self.free.push(slot);
             let mut result = found.result();
             if result == -libc::EOPNOTSUPP {
-                self.refused = true;
+                self.refused.push(file);
                 result = -libc::EAGAIN;
             }
-            out.done.push(Done { tag: found.user_data(), result });
+            out.done.push(Done { tag, result });
         }
-        let found = out.done.len() - before;
-        // At most as many as are in flight (invariant 1).
-        #[allow(clippy::cast_possible_truncation)]
-        let fewer = found as u32;
-        self.in_flight -= fewer;
-        found
+        out.done.len() - before
     }
 }
 
