@@ -25,6 +25,21 @@ pub struct Stopped<Q> {
     pub totals: QueueTotals,
 }
 
+/// Why a worker does not serve a queue.
+pub struct NotAdded<Q> {
+    /// What the host says, or that the worker has ended.
+    pub error: io::Error,
+    /// The queue as it was, unless it has gone with its worker.
+    pub ring: Option<Q>,
+}
+
+// Written by hand: a queue need not say what it is.
+impl<Q> std::fmt::Debug for NotAdded<Q> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.error.fmt(f)
+    }
+}
+
 /// What a look has found in one queue.
 #[derive(Clone, Debug)]
 pub struct QueueFindings {
@@ -74,7 +89,7 @@ pub(crate) enum Command<Q> {
         client: Option<ImageClient>,
         durable: bool,
         alarm: Raise,
-        reply: SyncSender<io::Result<QueueId>>,
+        reply: SyncSender<Result<QueueId, NotAdded<Q>>>,
     },
     /// Take no more requests from a queue; answer once nothing is in flight.
     Stop { id: QueueId, reply: SyncSender<Stopped<Q>> },
@@ -199,17 +214,21 @@ impl<Q: QueueLifecycle> Handle<Q> {
     /// Hands a queue to the worker.
     ///
     /// # Errors
-    /// What the host says, or that the worker has ended.
+    /// [`NotAdded`], with the queue.
     pub fn add(
         &self,
         ring: Q,
         disk: Arc<Disk>,
         durable: bool,
         alarm: Raise,
-    ) -> io::Result<QueueId> {
+    ) -> Result<QueueId, NotAdded<Q>> {
         // Here, because workers may not start threads themselves.
-        let client = disk.image_client(ring.depth())?;
-        self.ask(|reply| Command::Add { ring, disk, client, durable, alarm, reply })?
+        let client = match disk.image_client(ring.depth()) {
+            Ok(client) => client,
+            Err(error) => return Err(NotAdded { error, ring: Some(ring) }),
+        };
+        let added = self.ask(|reply| Command::Add { ring, disk, client, durable, alarm, reply });
+        added.unwrap_or_else(|error| Err(NotAdded { error, ring: None }))
     }
 
     /// Takes a queue off the worker. Returns a promise: the caller may wait for several.

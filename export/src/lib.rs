@@ -118,7 +118,8 @@ mod worker_options;
 
 pub use answer::{AnswerDue, abandon};
 pub use command::{
-    Alarm, Findings, Handle, Inbox, QueueFindings, QueueId, Raise, Rouse, Stopped, command_channel,
+    Alarm, Findings, Handle, Inbox, NotAdded, QueueFindings, QueueId, Raise, Rouse, Stopped,
+    command_channel,
 };
 pub use export::{
     ChangeError, Counts, Export, ExportOptions, ExportReport, GuestNotice, LockWait, Names,

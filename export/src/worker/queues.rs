@@ -2,7 +2,7 @@
 
 use super::queue::WorkerQueue;
 use super::{IMAGE_BELL, INBOX_BELL, Worker};
-use crate::command::{Alarm, Inbox, QueueId, Raise};
+use crate::command::{Alarm, Inbox, NotAdded, QueueId, Raise};
 use crate::cpu::GuestCalls;
 use crate::memory::SharedMemory;
 use crate::pinned::Pinned;
@@ -66,27 +66,11 @@ impl<E: Engine, Q: QueueLifecycle> Worker<E, Q> {
         client: Option<ImageClient>,
         durable: bool,
         alarm: Raise,
-    ) -> io::Result<QueueId> {
+    ) -> Result<QueueId, NotAdded<Q>> {
         let at = self.queues.iter().position(Option::is_none).unwrap_or(self.queues.len());
-        let id = u32::try_from(at).map_err(io::Error::other)?;
-        let file = self.engine.attach(&disk.file())?;
-        let limits = self.engine.limits().clone();
-        let mut disk = DiskQueue::new(disk, &limits, file, u64::from(id) << 16, ring.depth())
-            .inspect_err(|_| self.engine.detach(file))?;
-        disk.set_durable_writes(durable);
-        disk.set_peer_may_vanish(ring.peer_may_vanish());
-        disk.wake_by(self.inbox.ringer());
-        disk.watch_memory(ring.shared_memory().and_then(SharedMemory::watcher));
-        let listening = client
-            .map_or(Ok(()), |client| disk.attach_image(&mut self.engine, client, IMAGE_BELL | id))
-            .and_then(|()| self.listen(id, &ring));
-        let commands = match listening {
-            Ok(commands) => commands,
-            Err(error) => {
-                disk.detach_image(&mut self.engine, IMAGE_BELL | id);
-                self.engine.detach(file);
-                return Err(error);
-            }
+        let (id, mut disk, commands) = match self.prepare(at, &ring, disk, client, durable) {
+            Ok(prepared) => prepared,
+            Err(error) => return Err(NotAdded { error, ring: Some(ring) }),
         };
         disk.take_places_of(self.places.share(disk.disk()));
         self.knows(disk.disk());
@@ -106,6 +90,39 @@ impl<E: Engine, Q: QueueLifecycle> Worker<E, Q> {
         // And its memory may have vanished while the control plane held it.
         self.check_memory();
         Ok(name)
+    }
+
+    /// Makes a queue's hand on its disk, and listens for it; nothing is left of that if it fails.
+    #[cold]
+    fn prepare(
+        &mut self,
+        at: usize,
+        ring: &Q,
+        disk: std::sync::Arc<ringway_disk::Disk>,
+        client: Option<ImageClient>,
+        durable: bool,
+    ) -> io::Result<(u32, DiskQueue<Q::Token>, QueueCommands)> {
+        let id = u32::try_from(at).map_err(io::Error::other)?;
+        let file = self.engine.attach(&disk.file())?;
+        let limits = self.engine.limits().clone();
+        let mut disk = DiskQueue::new(disk, &limits, file, u64::from(id) << 16, ring.depth())
+            .inspect_err(|_| self.engine.detach(file))?;
+        disk.set_durable_writes(durable);
+        disk.set_peer_may_vanish(ring.peer_may_vanish());
+        disk.wake_by(self.inbox.ringer());
+        disk.watch_memory(ring.shared_memory().and_then(SharedMemory::watcher));
+        let listening = client
+            .map_or(Ok(()), |client| disk.attach_image(&mut self.engine, client, IMAGE_BELL | id))
+            .and_then(|()| self.listen(id, ring));
+        let commands = match listening {
+            Ok(commands) => commands,
+            Err(error) => {
+                disk.detach_image(&mut self.engine, IMAGE_BELL | id);
+                self.engine.detach(file);
+                return Err(error);
+            }
+        };
+        Ok((id, disk, commands))
     }
 
     /// Listens to whatever brings the requests of a queue: its doorbell, and commands if it has some.

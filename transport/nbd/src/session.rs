@@ -295,7 +295,7 @@ impl<'a> Session<'a> {
         // Without a write cache, writes are durable before they are answered.
         let (disk, durable) = (Arc::clone(self.export.disk()), !self.export.may_write_back());
         let id = self.export.worker(at).add(*queue, disk, durable, alarm);
-        let id = id.map_err(Refusal::Worker)?;
+        let id = id.map_err(|refused| Refusal::Worker(refused.error))?;
         self.place = QueuePlace::Running(id);
         self.export.started(at, id);
         Ok(())

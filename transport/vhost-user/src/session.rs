@@ -179,6 +179,8 @@ pub struct Session {
     stuck: bool,
     /// Queues that could not start, and why: nobody was told yet.
     failures: Vec<(usize, Refusal)>,
+    /// When queues that a worker could not take are tried again.
+    try_again: Option<Instant>,
 }
 
 impl Session {
@@ -219,6 +221,7 @@ impl Session {
             behind_others: false,
             stuck: false,
             failures: Vec::new(),
+            try_again: None,
         };
         export.enter(inbox);
         export.front_end_came();

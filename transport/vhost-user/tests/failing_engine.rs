@@ -11,18 +11,26 @@ use std::io;
 use std::os::fd::RawFd;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::SeqCst};
 use std::sync::mpsc::channel;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Fails for good when it is told to.
-struct Failing(Null, Arc<AtomicBool>);
+struct Failing(Null, Arc<AtomicBool>, Arc<Refusals>);
+
+/// Whether it takes no file, and how often it took none.
+#[derive(Default)]
+struct Refusals(AtomicBool, AtomicU32);
 
 impl Engine for Failing {
     fn limits(&self) -> &Limits {
         self.0.limits()
     }
     fn attach(&mut self, file: &Arc<File>) -> io::Result<FileId> {
+        if self.2.0.load(SeqCst) {
+            self.2.1.fetch_add(1, SeqCst);
+            return Err(io::Error::from_raw_os_error(libc::EMFILE));
+        }
         self.0.attach(file)
     }
     fn detach(&mut self, file: FileId) {
@@ -63,7 +71,7 @@ fn a_worker_that_fails_leaves_nobody_waiting() {
     let on_failure: OnFailure = Arc::new(move || sender.send(()).unwrap());
     let engine = Arc::clone(&fails);
     let pool = Pool::with_engines(1, WorkerOptions::default(), on_failure, move |_| {
-        Ok(Failing(Null::new(64)?, Arc::clone(&engine)))
+        Ok(Failing(Null::new(64)?, Arc::clone(&engine), Arc::default()))
     })
     .unwrap();
     let handle = pool.handles()[0].clone();
@@ -95,4 +103,42 @@ fn a_worker_that_fails_leaves_nobody_waiting() {
     // Its thread ends, although nobody told it to.
     drop(pool);
     assert!(export.resize(Some(1 << 19), true).is_ok(), "nothing is in flight");
+}
+
+/// A queue is to go on after a pause, as of a snapshot, when the host has no descriptor for it: it goes on once there is
+/// one. Its front-end, which knows nothing of that, has nothing more to say.
+#[test]
+fn a30_a_queue_that_cannot_go_on_after_a_pause_does_so_later() {
+    let refusals = Arc::new(Refusals::default());
+    let engine = Arc::clone(&refusals);
+    let pool = Pool::with_engines(1, WorkerOptions::default(), Arc::new(|| {}), move |_| {
+        Ok(Failing(Null::new(64)?, Arc::default(), Arc::clone(&engine)))
+    })
+    .unwrap();
+    let disk = OpenOptions::new(Source::Null { bytes: 1 << 20, latency_us: 0 });
+    let disk = Arc::new(open(&disk).unwrap());
+    let options = ExportOptions { queues: 1, queue_size: 64 };
+    let export = Arc::new(Export::new(disk, options, vec![pool.handles()[0].clone()], 0));
+    let stop = Arc::new(eventfd(0, EventfdFlags::CLOEXEC).unwrap());
+    std::thread::scope(|scope| {
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        let session = scope.spawn(|| Session::new(&export, theirs, &stop).unwrap().run());
+        let mut guest = RawGuest::start(ours, 1, 64, F_VERSION_1);
+        assert_eq!(guest.simple(0, 0, 0, DATA, 512).0, 0);
+        export.pause().unwrap();
+        refusals.0.store(true, SeqCst);
+        export.resume().unwrap();
+        let begun = Instant::now();
+        while refusals.1.load(SeqCst) < 2 && begun.elapsed() < Duration::from_secs(60) {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        let tries = refusals.1.load(SeqCst);
+        refusals.0.store(false, SeqCst);
+        if tries >= 2 {
+            assert_eq!(guest.simple(0, 0, 0, DATA, 512).0, 0);
+        }
+        drop(guest);
+        session.join().unwrap();
+        assert!(tries >= 2, "it is not tried again");
+    });
 }

@@ -7,7 +7,7 @@ use crate::queue::Queue;
 use crate::start::{StartError, UserAddresses};
 use crate::vring::Vring;
 use ringway_core::{kill_point, panic_point};
-use ringway_export::{Lack, PeerEventfd, QueueLifecycle};
+use ringway_export::{Lack, NotAdded, PeerEventfd, QueueLifecycle};
 use ringway_ring::virtio_blk::{
     VIRTIO_F_RING_PACKED, VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRECT_DESC,
 };
@@ -27,6 +27,9 @@ const WAIT_REPORT: Duration = Duration::from_secs(5);
 
 /// How long a disk may take to finish what a front-end has in flight that has gone.
 const LEAVE_AFTER: Duration = Duration::from_millis(100);
+
+/// When to try again to start a queue that its worker could not take: the host had no descriptor or no memory for it.
+const TRY_AGAIN: Duration = Duration::from_millis(500);
 
 /// What became of a queue that was to start.
 enum Start {
@@ -283,6 +286,13 @@ impl Session {
         });
     }
 
+    /// Has queues tried again that a worker could not take some time ago.
+    pub(super) fn try_refused_again(&mut self) {
+        if self.try_again.take_if(|at| *at <= Instant::now()).is_some() {
+            self.forget_failures(|_| true);
+        }
+    }
+
     /// What queues need has changed: those are tried again that could not start.
     pub(super) fn forget_failures(&mut self, which: impl Fn(usize) -> bool) {
         for (at, vring) in self.vrings.iter_mut().enumerate() {
@@ -327,17 +337,25 @@ impl Session {
             return Err(refusal);
         }
         let durable = self.durable_writes();
-        self.export.notice_backlog(at, queue.backlog());
+        let backlog = queue.backlog();
         let inbox = Arc::clone(&self.inbox);
         let alarm = Box::new(move |alarm| inbox.raise(at, alarm));
         let disk = Arc::clone(self.export.disk());
-        let id = self
-            .export
-            .worker(at)
-            .add(queue, disk, durable, alarm)
-            .map_err(|error| Refusal::Start(at, StartError::Worker(error)))?;
+        let id = self.export.worker(at).add(queue, disk, durable, alarm);
+        let id = match id {
+            Ok(id) => id,
+            Err(NotAdded { error, ring }) => {
+                if let Some(queue) = ring {
+                    // Another try needs nothing of the front-end, which may have nothing more to say.
+                    self.vrings[at].take_back(queue);
+                    self.try_again = Some(Instant::now() + TRY_AGAIN);
+                }
+                return Err(Refusal::Start(at, StartError::Worker(error)));
+            }
+        };
         (self.vrings[at].worker_queue, self.vrings[at].place) = (Some(id), Some(place));
         self.export.started(at, id);
+        self.export.notice_backlog(at, backlog);
         kill_point!(QueueStarted);
         debug!(disk = self.export.disk().name(), queue = at, "queue started");
         Ok(Start::Runs)

@@ -155,13 +155,14 @@ impl Session {
     }
 
     /// When to look again at what nobody rings for: the image's lock, queues that still stop, here and of connections
-    /// that have ended, and whether a front-end waits that nothing is read from.
+    /// that have ended, a worker that could not take a queue, and whether a front-end waits that nothing is read from.
     fn next_look(&self) -> Option<Instant> {
         let lock = self.lock_wait.as_ref().map(|wait| wait.pause());
         let stop = |vring: &Vring| vring.stopping.is_some();
         let waits = self.owed.is_some() || self.behind_others || self.vrings.iter().any(stop);
-        let pause = lock.into_iter().chain(waits.then_some(LOOK_EVERY)).min()?;
-        Some(Instant::now() + pause)
+        let pause = lock.into_iter().chain(waits.then_some(LOOK_EVERY)).min();
+        let look = pause.map(|pause| Instant::now() + pause);
+        look.into_iter().chain(self.try_again).min()
     }
 
     /// Carries out the message again that could not be answered, if it can be by now. False if the connection
@@ -174,8 +175,11 @@ impl Session {
     /// False if the connection must end.
     fn handle(&mut self, event: Event) -> Result<bool, MessageError> {
         let heard = match event {
-            // A guest that waits for the image's lock, or the rest of a message.
-            Event::Silence => self.start_ready().map(drop),
+            // A guest that waits for the image's lock or a worker, or the rest of a message.
+            Event::Silence => {
+                self.try_refused_again();
+                self.start_ready().map(drop)
+            }
             Event::Stop => return Err(MessageError::Stopped),
             Event::Alarm => return Ok(!self.handle_inbox()),
             Event::Answer => self.hear_answers(),

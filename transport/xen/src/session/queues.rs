@@ -109,7 +109,7 @@ impl<H: Host> Session<'_, H> {
             let (inbox, disk) = (Arc::clone(&self.inbox), Arc::clone(self.export.disk()));
             let alarm = Box::new(move |alarm| inbox.raise(at, alarm));
             let id = self.export.worker(at).add(*queue, disk, durable, alarm);
-            let id = id.map_err(|error| Refusal::Worker(at, error))?;
+            let id = id.map_err(|refused| Refusal::Worker(at, refused.error))?;
             *place = QueuePlace::Running(id);
             self.export.started(at, id);
         }
