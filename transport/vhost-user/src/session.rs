@@ -311,7 +311,9 @@ impl Session {
             request,
             R::GET_VRING_BASE | R::RESET_DEVICE | R::SET_MEM_TABLE | R::REM_MEM_REG
         );
-        if takes_memory && self.export.uses(&self.map) {
+        // Its image goes with it, and what an earlier connection has left would land there later.
+        let leaves = request == R::GET_VRING_BASE && self.logs();
+        if (takes_memory && self.export.uses(&self.map)) || (leaves && !self.export.is_clear()) {
             // Whoever is answered may use it otherwise.
             return Ok(Answer::Later);
         }

@@ -3,9 +3,12 @@
 #![allow(missing_docs)]
 
 use ringway_disk::{EngineKind, lock_image, unlock_image};
-use ringway_testkit::raw::{DATA, F_FLUSH, F_PACKED, F_PROTOCOL, F_VERSION_1, RawGuest, halves};
+use ringway_testkit::StallingStore;
+use ringway_testkit::raw::{
+    DATA, Desc, F_FLUSH, F_PACKED, F_PROTOCOL, F_VERSION_1, RawGuest, halves,
+};
 use ringway_testkit::raw::{request, words};
-use ringway_testkit::rig::{Rig, RigOptions, image};
+use ringway_testkit::rig::{Rig, RigOptions, image, open_patiently};
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
@@ -129,6 +132,49 @@ fn c17_a_guest_on_split_rings_goes_there_and_back() {
 #[test]
 fn c17_a_guest_on_packed_rings_goes_there_and_back() {
     a_guest_goes_there_and_back(F_PACKED);
+}
+
+/// A machine whose front-end has gone with a write that storage still has begins anew, in other memory, and is migrated: its
+/// image is given up once that write is over, and its front-end is told to go on elsewhere then. It was never given up.
+#[test]
+fn c86_a_guest_leaves_once_what_was_left_before_it_is_over() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = image(folder.path(), BYTES);
+    let store = StallingStore::new(usize::try_from(BYTES).unwrap());
+    store.stall(Some(2));
+    let mut options = RigOptions::buffered(&path, EngineKind::Threads);
+    options.queues = 2;
+    let (disk, engines) = (open_patiently(&options.disk).unwrap(), store.clone());
+    let mut here = Rig::with_engines(disk, &options, move || engines.engine());
+    let mut gone = guest(&mut here, BASIC);
+    gone.poke(DATA, &[2; 512]);
+    let header = DATA - 0x4000;
+    gone.put_header(header, OUT, 0);
+    let chain = [
+        Desc { addr: header, len: 16, ..Desc::default() },
+        Desc { addr: DATA, len: 512, ..Desc::default() },
+        Desc { addr: header + 64, len: 1, flags: 2, next: 0 },
+    ];
+    gone.put_chain(0, 30, &chain);
+    gone.offer(0, 30);
+    store.wait_stalled(1);
+    gone.client.hang_up();
+    here.join_sessions();
+
+    let mut source = guest(&mut here, BASIC);
+    write(&mut source, 8, 3);
+    log_all(&source, BASIC, true);
+    let goes_on = std::thread::spawn({
+        let store = store.clone();
+        move || {
+            std::thread::sleep(A_WHILE);
+            store.stall(None);
+        }
+    });
+    stop(&mut source);
+    soon("it is given up", || !here.export().is_locked());
+    assert_eq!((store.byte(0), is_locked(&path)), (2, false), "the write was over by then");
+    goes_on.join().unwrap();
 }
 
 /// A cancelled migration: the source goes on, whether the lock was given up by then or not.
