@@ -76,7 +76,8 @@
 //! let bell = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
 //! let queue = Mailbox { asked: Arc::clone(&asked), answers, bell: Arc::clone(&bell) };
 //! let worker = &pool.handles()[0];
-//! let id = worker.add(queue, disk, false, Box::new(|alarm| eprintln!("{alarm:?}")))?;
+//! let id = worker.add(queue, disk, false, Box::new(|alarm| eprintln!("{alarm:?}")));
+//! let id = id.map_err(|refused| refused.error)?; // the queue comes back with it
 //!
 //! asked.lock().unwrap().extend([7, 42, 104]);
 //! rustix::io::write(&*bell, &1u64.to_ne_bytes())?;

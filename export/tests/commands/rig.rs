@@ -346,7 +346,8 @@ impl Scene {
         let raise = Box::new(move |alarm| {
             let _ = raise.send(alarm);
         });
-        let id = self.worker().add(queue, Arc::clone(&self.disk), false, raise)?;
+        let id = self.worker().add(queue, Arc::clone(&self.disk), false, raise);
+        let id = id.map_err(|refused| refused.error)?;
         Ok(Guest { id, stream: guest, alarms })
     }
 
