@@ -4,6 +4,7 @@ use crate::choices::{Alignment, CacheMode, EngineKind};
 use crate::disk::Disk;
 use crate::open::{OpenError, memory_file, serial_bytes};
 use crate::parts::Parts;
+use crate::storage::Custom;
 use ringway_core::Geometry;
 use ringway_scheduler::SchedulerMode;
 use std::sync::Arc;
@@ -74,9 +75,7 @@ impl CustomDisk {
             alignment: self.alignment,
             path: self.path,
             image: None,
-            remote: None,
-            nvme: None,
-            rbd: None,
+            storage: Arc::new(Custom),
         }))
     }
 }

@@ -7,11 +7,9 @@ use crate::clock::Clock;
 use crate::holding::Holding;
 use crate::incidents::Incidents;
 use crate::locks::{LateWrites, RangeLocks};
-use ringway_aio::nvme::Namespace;
+use crate::storage::{Flush, Nature, Storage};
 use ringway_core::sync_turn::SyncTurn;
 use ringway_core::{ByteRange, Geometry};
-use ringway_nbd_client::Remote;
-use ringway_rbd::Image as RbdImage;
 use ringway_scheduler::SharedPolicy;
 use ringway_throttle::Member;
 use std::fs::File;
@@ -40,12 +38,9 @@ pub struct Disk {
     pub(crate) engine: EngineKind,
     pub(crate) engine_why: String,
     pub(crate) alignment: Alignment,
-    /// The export whose connection its file is, if it is one of an NBD server.
-    pub(crate) remote: Option<Arc<Remote>>,
-    /// The image of a Ceph cluster that its file stands for, if it is one.
-    pub(crate) rbd: Option<Arc<RbdImage>>,
-    /// The NVMe namespace whose character device its file is, if it is one.
-    pub(crate) nvme: Option<Arc<Namespace>>,
+    /// What holds its bytes, and what that is like.
+    pub(crate) storage: Arc<dyn Storage>,
+    pub(crate) nature: Nature,
     /// See [`Disk::abandon`].
     pub(crate) abandoned: AtomicBool,
     pub(crate) flush_failed: AtomicBool,
@@ -83,27 +78,26 @@ impl Disk {
     /// custom disk.
     #[must_use]
     pub fn is_real(&self) -> bool {
-        use EngineKind::{Custom, Nbd, Null, NullAfter, Rbd, Sim};
-        !matches!(self.engine, Null | NullAfter(_) | Sim(_) | Nbd | Rbd | Custom)
+        self.nature.flush == Flush::Host
     }
 
     /// True if only an engine can make durable what was written: the data are with a server, in a cluster or
     /// wherever a custom engine has them.
     #[must_use]
     pub fn has_no_sync(&self) -> bool {
-        matches!(self.engine, EngineKind::Custom | EngineKind::Nbd | EngineKind::Rbd)
+        self.nature.flush == Flush::Engine
     }
 
-    /// The export that holds the data, if it is one of an NBD server.
+    /// What holds its bytes.
     #[must_use]
-    pub fn remote(&self) -> Option<&Arc<Remote>> {
-        self.remote.as_ref()
+    pub fn storage(&self) -> &Arc<dyn Storage> {
+        &self.storage
     }
 
-    /// The image of a Ceph cluster that holds the data, if it is one.
+    /// What its storage is like.
     #[must_use]
-    pub fn cluster_image(&self) -> Option<&Arc<RbdImage>> {
-        self.rbd.as_ref()
+    pub fn nature(&self) -> &Nature {
+        &self.nature
     }
 
     /// True if it was opened without its lock ([`crate::OpenOptions::incoming`]).

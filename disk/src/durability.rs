@@ -4,15 +4,14 @@ use crate::active::Active;
 use crate::choices::CacheMode;
 use crate::disk::Disk;
 use crate::state::{
-    STATE_BYTES, STATE_EXPORT_AT, STATE_FLUSH_FAILED, STATE_FLUSHING, STATE_KEPT, STATE_PAUSED,
-    State,
+    STATE_BYTES, STATE_FLUSH_FAILED, STATE_FLUSHING, STATE_KEPT, STATE_PAUSED, State,
 };
+use crate::storage::KeptBy;
 use ringway_core::file::FileShape;
 use ringway_core::kill_point;
 use ringway_core::mem::MappingError;
 use ringway_core::sync_turn::SyncTurn;
 use ringway_image::Journal;
-use ringway_nbd_client::Counts;
 use std::any::Any;
 use std::fs::File;
 use std::sync::Arc;
@@ -39,8 +38,7 @@ impl Disk {
         let wants = has_journal && self.active().unmapped.is_some();
         let kept = Arc::clone(&state.file);
         let journal = wants.then(|| Journal::map(kept, STATE_BYTES)).transpose()?;
-        let counts =
-            self.remote.is_some().then(|| Counts::map(file, STATE_EXPORT_AT)).transpose()?;
+        let keep = self.storage.map_state(file)?;
         // It has failed here, whatever others know.
         let ours = self.flush_failed.load(SeqCst) && !self.failure_inherited.load(SeqCst);
         if ours {
@@ -69,8 +67,8 @@ impl Disk {
             active.journal = journal.map(Arc::new);
         }
         drop(active);
-        if let Some((remote, counts)) = self.remote.as_ref().zip(counts) {
-            remote.keep_counts(counts, || self.server_may_have_lost());
+        if let Some(keep) = keep {
+            keep(&|| self.server_may_have_lost());
         }
         Ok(())
     }
@@ -154,7 +152,7 @@ impl Disk {
     /// A sync by whoever has the turn begins or is over: whoever serves the disk next is told, if it goes through the
     /// page cache.
     pub(crate) fn set_flushing(&self, under_way: bool) {
-        if self.cache != CacheMode::None && self.remote.is_none() {
+        if self.cache != CacheMode::None && !self.has_no_sync() {
             self.keep(STATE_FLUSHING, under_way);
         }
     }
@@ -195,7 +193,7 @@ impl Disk {
     /// True if a pause outlives this process, or need not: nothing is written, or no data is left.
     #[must_use]
     pub fn can_keep_pause(&self) -> bool {
-        let has_data = self.is_real() || self.remote.is_some();
+        let has_data = self.nature.kept_by != KeptBy::Nothing;
         let needs = has_data && !self.geometry.read_only;
         !needs || self.active().state.as_ref().is_some_and(State::is_found)
     }

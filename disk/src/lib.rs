@@ -75,6 +75,7 @@ mod resize;
 mod snapshot;
 mod state;
 mod stats;
+pub mod storage;
 mod unmapped;
 
 pub use choices::{Alignment, CacheMode, EngineKind, SimModel, UnknownWord};

@@ -48,6 +48,7 @@ use crate::choices::{Alignment, CacheMode, EngineKind};
 use crate::disk::Disk;
 pub(crate) use crate::memory_file::memory_file;
 use crate::parts::Parts;
+use crate::storage::Local;
 use created::Created;
 use engine::{check_block_size, check_engine, choose_engine};
 use fence::Fenced;
@@ -169,9 +170,7 @@ fn open_path(path: &Path, options: &OpenOptions) -> Result<Disk, OpenError> {
         alignment,
         path: options.path,
         image: None,
-        remote: None,
-        nvme: None,
-        rbd: None,
+        storage: Arc::new(Local { is_device: kind == FileKind::BlockDevice }),
     }))
 }
 

@@ -9,10 +9,9 @@ use crate::holding::Holding;
 use crate::incidents::Incidents;
 use crate::locks::{LateWrites, RangeLocks};
 use crate::open::{LockError, drop_flock, lock_image, unlock_image};
+use crate::storage::Storage;
 use crate::unmapped::Unmapped;
-use ringway_aio::nvme::Namespace;
 use ringway_core::Geometry;
-use ringway_nbd_client::{Connected, Remote};
 use ringway_scheduler::{SchedulerMode, SharedPolicy};
 use std::fs::File;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
@@ -55,12 +54,8 @@ pub struct Parts {
     pub path: SchedulerMode,
     /// The files of the disk's image, if that is no raw one; `file` is the first of them.
     pub image: Option<Unmapped>,
-    /// The connections to an NBD server, if `file` is the first of them.
-    pub remote: Option<Connected>,
-    /// The image of a Ceph cluster, if `file` stands for one: it stays with its process.
-    pub rbd: Option<Arc<ringway_rbd::Image>>,
-    /// The NVMe namespace whose character device `file` is, if it is one.
-    pub nvme: Option<Arc<Namespace>>,
+    /// What holds the bytes.
+    pub storage: Arc<dyn Storage>,
 }
 
 impl Disk {
@@ -85,9 +80,7 @@ impl Disk {
             alignment: self.alignment,
             path: self.policy.mode(),
             image: active.unmapped,
-            remote: self.remote.and_then(|remote| remote.unused()),
-            rbd: self.rbd,
-            nvme: self.nvme,
+            storage: self.storage,
         }
     }
 
@@ -97,9 +90,8 @@ impl Disk {
     /// That somebody else has it, or what the host says.
     pub fn lock(&self) -> Result<(), LockError> {
         lock_image(&self.file(), self.geometry.read_only)?;
-        let Some(namespace) = &self.nvme else { return Ok(()) };
-        lock_image(&namespace.block, self.geometry.read_only)
-            .inspect_err(|_| unlock_image(&self.file()))
+        let Some(beside) = self.storage.beside() else { return Ok(()) };
+        lock_image(beside, self.geometry.read_only).inspect_err(|_| unlock_image(&self.file()))
     }
 
     /// Prepares a file for being handed to another process, which has to lock it then: the kernel
@@ -107,17 +99,15 @@ impl Disk {
     pub fn hand_over(&self) {
         // Without a lock there is nothing to let go.
         let _ = drop_flock(&self.file());
-        let _ = self.nvme.as_ref().map(|namespace| drop_flock(&namespace.block));
+        let _ = self.storage.beside().map(drop_flock);
     }
 }
 
 impl From<Parts> for Disk {
     fn from(parts: Parts) -> Self {
-        let remote = parts.remote.map(|connected| Arc::new(Remote::new(&parts.name, &connected)));
         let disk = Self {
-            remote,
-            rbd: parts.rbd,
-            nvme: parts.nvme,
+            nature: parts.storage.nature(),
+            storage: parts.storage,
             name: parts.name,
             created: parts.created,
             block_device: parts.block_device,

@@ -3,12 +3,10 @@
 //! The capacity is one atomic that [`Disk::authorise`] reads. Whoever makes a disk smaller lowers it
 //! first, waits until nothing beyond the new end is in flight, and only then cuts the file.
 
-use crate::choices::EngineKind;
 use crate::disk::Disk;
-use crate::open::probe::device_bytes;
 use crate::open::unlock_image;
+use crate::storage::Size;
 use ringway_core::SECTOR_BYTES;
-use ringway_core::file::FileShape;
 use ringway_core::sync_turn::sync_patiently;
 use ringway_image::Image;
 use std::io;
@@ -56,12 +54,9 @@ pub enum ResizeError {
          resize --shrink`"
     )]
     Image,
-    /// The server says how large it is.
-    #[error(
-        "it is as large as the NBD server says, which is told at the start of a connection. Resize it \
-         there, then serve it anew"
-    )]
-    Remote,
+    /// It has one size as long as it is served, for this reason.
+    #[error("{0}")]
+    Fixed(&'static str),
     /// There is nothing to look at.
     #[error("no file holds this disk: say how large it should be")]
     NoFile,
@@ -88,9 +83,10 @@ impl Disk {
     /// # Errors
     /// [`ResizeError`].
     pub fn next_size(&self, to: Option<u64>) -> Result<u64, ResizeError> {
-        if self.remote.is_some() {
-            return Err(ResizeError::Remote);
+        if let Size::Fixed(why) = self.nature.size {
+            return Err(ResizeError::Fixed(why));
         }
+        let is_asked = self.nature.size == Size::Asked;
         let bytes = match to {
             Some(bytes) if self.is_image() && bytes < self.capacity() => {
                 return Err(ResizeError::Image);
@@ -98,12 +94,12 @@ impl Disk {
             Some(bytes) => bytes,
             // Its header says it, which nobody else changes.
             None if self.is_image() => self.capacity(),
-            None if self.rbd.is_some() => self.file_bytes()?,
-            None if !self.is_real() => return Err(ResizeError::NoFile),
-            None => self.file_bytes()?,
+            None if is_asked => self.file_bytes()?,
+            None => return Err(ResizeError::NoFile),
         };
         self.judge_size(bytes)?;
-        if self.block_device && to.is_some() && !self.is_image() {
+        let follows = is_asked && !self.nature.has_length && !self.is_image();
+        if follows && to.is_some() {
             let device = self.file_bytes()?;
             if device != bytes {
                 return Err(ResizeError::Device { bytes: device });
@@ -150,8 +146,7 @@ impl Disk {
             let source = io::Error::other("its tables are not known at present: ask again");
             return Err(ResizeError::Host { what: "make its image larger", source });
         }
-        let has_length = self.is_real() || matches!(self.engine, EngineKind::Sim(_));
-        if self.block_device || !has_length {
+        if !self.nature.has_length {
             return Ok(());
         }
         self.file().set_len(bytes).map_err(|source| match source.raw_os_error() {
@@ -259,9 +254,8 @@ impl Disk {
         self.set_flushing(true);
         let data_file = image.as_ref().and_then(|image| image.data_file());
         let data = data_file.map_or(Ok(()), |(_, file)| sync_patiently(|| file.sync_data()));
-        // A character device has no sync; its block device flushes the same namespace.
-        let flushed = || match &self.nvme {
-            Some(namespace) => sync_patiently(|| namespace.block.sync_data()),
+        let flushed = || match self.storage.beside() {
+            Some(beside) => sync_patiently(|| beside.sync_data()),
             None => sync_patiently(|| self.file().sync_data()),
         };
         let synced = data.and_then(|()| flushed()).and_then(|()| match image {
@@ -289,8 +283,8 @@ impl Disk {
     /// a disk that has nothing in flight.
     pub fn unlock(&self) {
         unlock_image(&self.file());
-        if let Some(namespace) = &self.nvme {
-            unlock_image(&namespace.block);
+        if let Some(beside) = self.storage.beside() {
+            unlock_image(beside);
         }
     }
 
@@ -301,15 +295,7 @@ impl Disk {
     }
 
     fn file_bytes(&self) -> Result<u64, ResizeError> {
-        let bytes = if let Some(image) = &self.rbd {
-            image.bytes().map_err(io::Error::other)
-        } else if let Some(namespace) = &self.nvme {
-            device_bytes(&namespace.block)
-        } else if self.block_device {
-            device_bytes(&self.file())
-        } else {
-            FileShape::of(&self.file()).map(|shape| shape.bytes)
-        };
+        let bytes = self.storage.bytes(&self.file());
         bytes.map_err(|source| ResizeError::Host { what: "learn its size", source })
     }
 }

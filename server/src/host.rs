@@ -25,6 +25,7 @@ mod known_exports;
 mod local;
 mod names;
 mod overlay;
+mod parcel_message;
 mod path_message;
 mod protocol;
 mod remote;

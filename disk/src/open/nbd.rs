@@ -6,8 +6,9 @@ use super::{OpenError, OpenOptions};
 use crate::choices::{Alignment, CacheMode, EngineKind};
 use crate::disk::Disk;
 use crate::parts::Parts;
+use crate::storage::Export;
 use ringway_core::{Geometry, SECTOR_BYTES};
-use ringway_nbd_client::{Target, connect};
+use ringway_nbd_client::{Remote, Target, connect};
 use ringway_nbd_words::offers;
 use std::sync::Arc;
 
@@ -32,6 +33,7 @@ pub(super) fn open(target: &Target, options: &OpenOptions) -> Result<Disk, OpenE
     let preferred = facts.preferred_block;
     let physical_block = if preferred.is_power_of_two() { preferred.min(PHYSICAL_MAX) } else { 0 };
     let unit = facts.min_block.max(logical_block);
+    let storage = Arc::new(Export(Arc::new(Remote::new(&name, &connected))));
     Ok(Disk::from(Parts {
         name,
         file: Arc::clone(&connected.socket),
@@ -66,9 +68,7 @@ pub(super) fn open(target: &Target, options: &OpenOptions) -> Result<Disk, OpenE
         },
         path: options.path,
         image: None,
-        remote: Some(connected),
-        rbd: None,
-        nvme: None,
+        storage,
     }))
 }
 

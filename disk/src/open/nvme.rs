@@ -5,12 +5,12 @@ mod identify;
 use super::engine::check_block_size;
 use super::fence::{self, Fenced};
 use super::file::permission;
-use super::probe::device_bytes;
 use super::serial::{place, serial_bytes};
 use super::{ForeignFormat, LockError, OpenError, OpenOptions, lock_image};
 use crate::choices::{Alignment, CacheMode, EngineKind};
 use crate::disk::Disk;
 use crate::parts::Parts;
+use crate::storage::device_bytes;
 use identify::{Identity, Queue, identify, namespace_id};
 use ringway_aio::nvme::{Facts, Namespace};
 use ringway_core::Geometry;
@@ -273,9 +273,7 @@ fn disk(
         alignment: Alignment { memory: MEMORY, offset: block_bytes },
         path: options.path,
         image: None,
-        remote: None,
-        rbd: None,
-        nvme: Some(namespace),
+        storage: namespace,
     }))
 }
 

@@ -4,6 +4,7 @@ use super::error::A_SOCKET;
 use super::mount::Mount;
 use super::{OpenError, Origin};
 use crate::choices::Alignment;
+use crate::storage::{block_ioctl, device_bytes};
 use ringway_core::mem::Pool;
 use std::fs::File;
 use std::io;
@@ -49,24 +50,10 @@ pub(super) fn size(path: &Path, file: &File, kind: FileKind) -> Result<u64, Open
     bytes.map_err(|source| OpenError::Host { path: path.into(), what: "learn its size", source })
 }
 
-/// Size of a block device in bytes.
-pub(crate) fn device_bytes(file: &File) -> io::Result<u64> {
-    block_ioctl::<u64>(file, BLKGETSIZE64)
-}
-
 // <linux/fs.h>; libc does not name them for every target.
 const BLKSSZGET: libc::c_ulong = 0x1268;
 const BLKPBSZGET: libc::c_ulong = 0x127b;
 const BLKIOOPT: libc::c_ulong = 0x1279;
-const BLKGETSIZE64: libc::c_ulong = 0x8008_1272;
-
-/// An ioctl of a block device that fills in one integer.
-fn block_ioctl<T: Default>(file: &File, request: libc::c_ulong) -> io::Result<T> {
-    let mut value = T::default();
-    // SAFETY: these requests store one integer of the type the caller names.
-    let rc = unsafe { libc::ioctl(file.as_raw_fd(), request, &raw mut value) };
-    if rc < 0 { Err(io::Error::last_os_error()) } else { Ok(value) }
-}
 
 /// What O_DIRECT asks for on this file, or why it does not work, and who says so.
 ///

@@ -12,6 +12,7 @@ use crate::choices::{Alignment, CacheMode, EngineKind};
 use crate::disk::Disk;
 use crate::new_image::Backing;
 use crate::parts::Parts;
+use crate::storage::Local;
 use crate::unmapped::Unmapped;
 use ringway_core::Geometry;
 use ringway_image::{
@@ -65,9 +66,7 @@ pub(super) fn open(path: &Path, qcow2: &Qcow2, options: &OpenOptions) -> Result<
     let found = probe::Host::of(path, &file, kind, false);
     let created = created.keep(Some(&file));
     Ok(Disk::from(Parts {
-        remote: None,
-        nvme: None,
-        rbd: None,
+        storage: Arc::new(Local { is_device: !grows }),
         name: path.display().to_string(),
         file,
         created,

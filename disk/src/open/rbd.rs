@@ -6,6 +6,7 @@ use super::{OpenError, OpenOptions};
 use crate::choices::{Alignment, CacheMode, EngineKind};
 use crate::disk::Disk;
 use crate::parts::Parts;
+use crate::storage::Cluster;
 use ringway_core::Geometry;
 use ringway_rbd::{Access, Configured, RbdError, Target};
 use std::sync::Arc;
@@ -91,9 +92,7 @@ impl ClusterDisk {
             alignment: Alignment::ANY,
             path: options.path,
             image: None,
-            remote: None,
-            nvme: None,
-            rbd: Some(image),
+            storage: Arc::new(Cluster(image)),
         }))
     }
 }

@@ -188,7 +188,7 @@ fn probe_namespace(path: &Path, options: &OpenOptions) -> Report {
         }
     };
     let mut report = of_opened(ImageKind::Nvme, &disk);
-    let block = disk.nvme.as_ref().map(|namespace| &namespace.block);
+    let block = disk.storage.beside();
     report.device = block.and_then(Device::below);
     report.looks_like =
         block.and_then(|block| ForeignFormat::of(block, disk.capacity()).ok().flatten());

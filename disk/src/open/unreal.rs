@@ -7,6 +7,7 @@ use crate::choices::{Alignment, CacheMode, EngineKind};
 use crate::disk::Disk;
 use crate::memory_file::memory_file;
 use crate::parts::Parts;
+use crate::storage::Unreal;
 use ringway_core::{Geometry, SECTOR_BYTES};
 use std::sync::Arc;
 
@@ -60,8 +61,6 @@ pub(super) fn open(
         alignment: Alignment::ANY,
         path: options.path,
         image: None,
-        remote: None,
-        nvme: None,
-        rbd: None,
+        storage: Arc::new(Unreal { engine }),
     }))
 }

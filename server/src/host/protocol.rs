@@ -1,18 +1,17 @@
 //! What daemon and helper say to each other. Both are this very program, so nothing here has to last.
 
-use super::facts_message;
 use super::image_message::ImageMessage;
 use super::local::Engines;
+use super::parcel_message::ParcelMessage;
 use super::path_message::Name;
-use super::remote_message::{RemoteMessage, connected};
+use super::remote_message::RemoteMessage;
 #[cfg(feature = "xen")]
 use crate::xen::{Named, RecordName};
 use anyhow::{Context, anyhow, ensure};
-use ringway_aio::nvme::{Facts, Namespace};
 use ringway_control::config::Location;
 use ringway_core::Geometry;
+use ringway_disk::storage::take_over;
 use ringway_disk::{Alignment, Base, Disk, EngineKind, OpenOptions, Parts, Qcow2, Source};
-use ringway_nbd_client::Negotiated;
 use ringway_terminal::reasons::in_full;
 use ringway_vhost_user::BindError;
 use serde::{Deserialize, Serialize};
@@ -306,37 +305,21 @@ pub(super) struct Found {
     policy: String,
     /// Its image, if that is no raw one.
     image: Option<ImageMessage>,
-    /// What was agreed upon with a server, if the file is a connection to one.
-    #[serde(with = "facts_message::remote")]
-    remote: Option<Negotiated>,
-    /// What the server calls its export.
-    export: Option<String>,
-    /// Why there is no connection yet.
-    away: Option<String>,
-    connections: usize,
-    /// What an NVMe namespace is, if the file is one; its block device comes last of all files.
-    #[serde(with = "facts_message::nvme")]
-    nvme: Option<Facts>,
+    /// What holds its bytes; the files that come with that are the last.
+    storage: ParcelMessage,
 }
 
 impl Found {
     /// With the files: the disk's own, and then those that its image needs besides.
     ///
     /// # Errors
-    /// What the host says to another descriptor.
+    /// That its storage cannot be served by another process, and what the host says to another descriptor.
     pub(super) fn of(parts: Parts) -> io::Result<(Self, Vec<Arc<File>>)> {
         let geometry = parts.geometry;
         let mut files = vec![parts.file];
         let image = parts.image.map(|image| ImageMessage::of(image, &mut files));
-        if let Some(namespace) = &parts.nvme {
-            files.push(Arc::new(namespace.block.try_clone()?));
-        }
-        let remote = parts.remote.as_ref().map(|remote| remote.negotiated);
-        let export = parts.remote.as_ref().and_then(|remote| remote.export.clone());
-        let away = parts.remote.as_ref().and_then(|remote| remote.away.clone());
-        let connections = parts.remote.map_or(Vec::new(), |remote| remote.others);
+        let storage = ParcelMessage::of(parts.storage.parcel()?, &mut files);
         let found = Self {
-            connections: connections.len(),
             name: parts.name,
             created: parts.created,
             incoming: parts.incoming,
@@ -357,33 +340,22 @@ impl Found {
             alignment: (parts.alignment.memory, parts.alignment.offset),
             policy: parts.path.name().into(),
             image,
-            remote,
-            export,
-            away,
-            nvme: parts.nvme.map(|namespace| namespace.facts),
+            storage,
         };
-        files.extend(connections);
         Ok((found, files))
     }
 
     /// How many files come besides the disk's own.
     pub(super) fn others(&self) -> usize {
         let image = self.image.as_ref().map_or(0, ImageMessage::others);
-        image + usize::from(self.nvme.is_some()) + self.connections
+        image + self.storage.others()
     }
 
     pub(super) fn into_disk(self, file: OwnedFd, mut others: Vec<OwnedFd>) -> anyhow::Result<Disk> {
         let file = Arc::new(File::from(file));
         ensure!(others.len() == self.others(), "files are missing");
-        let sockets = others.split_off(others.len() - self.connections);
-        let told = (self.export, self.away);
-        let remote = self.remote.map(|facts| connected(facts, told, &file, sockets));
-        let nvme = self.nvme.map(|facts| {
-            ensure!((9..=16).contains(&facts.block_shift), "odd blocks of a namespace");
-            let block = others.pop().context("the block device of a namespace is missing")?;
-            Ok(Namespace { facts, block: File::from(block) }.of_file(&file))
-        });
-        let nvme = nvme.transpose()?;
+        let its = others.split_off(others.len() - self.storage.others());
+        let storage = take_over(self.storage.into_parcel(its), &self.name, &file)?;
         let (memory, offset) = self.alignment;
         ensure!(memory.is_power_of_two() && offset.is_power_of_two(), "an odd alignment");
         let serial = self.serial.try_into();
@@ -407,13 +379,11 @@ impl Found {
             serial: serial.ok().context("a serial number that is not of 20 bytes")?,
             cache: self.cache.parse()?,
             cache_why: self.cache_why,
-            engine: match &remote {
-                Some(_) => EngineKind::Nbd,
+            engine: match storage.nature().engine {
+                Some(only) => only,
                 None => self.engine.parse()?,
             },
-            remote,
-            rbd: None,
-            nvme,
+            storage,
             engine_why: self.engine_why,
             alignment: Alignment { memory, offset },
             path: self.policy.parse()?,

@@ -1,12 +1,9 @@
-//! How an export is to be connected to, as the helper is told, and what comes of it.
+//! How an export is to be connected to, as the helper is told.
 
 use anyhow::Context;
-use ringway_nbd_client::{Connected, Connections, Negotiated, Target};
+use ringway_nbd_client::{Connections, Target};
 use serde::{Deserialize, Serialize};
-use std::fs::File;
-use std::os::fd::OwnedFd;
 use std::path::Path;
-use std::sync::Arc;
 use std::time::Duration;
 
 /// How an export is to be connected to.
@@ -34,15 +31,4 @@ impl RemoteMessage {
         let target = target.with_connections(Connections { most, asked });
         Ok(target.with_connect_timeout(self.connect_timeout))
     }
-}
-
-/// Connections that the helper has made, or why there is none yet.
-pub(super) fn connected(
-    negotiated: Negotiated,
-    (export, away): (Option<String>, Option<String>),
-    first: &Arc<File>,
-    others: Vec<OwnedFd>,
-) -> Connected {
-    let others = others.into_iter().map(|socket| Arc::new(File::from(socket))).collect();
-    Connected { socket: Arc::clone(first), others, negotiated, export, away }
 }

@@ -3,6 +3,7 @@
 
 use super::client::{Client, HelperEnded};
 use super::state::{NoPlace, OwnState, StateDir, StateKeeper};
+use ringway_disk::storage::KeptBy;
 use ringway_disk::{CacheMode, Disk};
 use ringway_terminal::reasons::in_full;
 use std::sync::{Arc, Mutex};
@@ -33,7 +34,7 @@ impl States {
     /// # Errors
     /// That what was kept of it before cannot be taken up, and is as it was: it must not be served without that.
     pub(super) fn keep(&self, disk: &Disk) -> anyhow::Result<()> {
-        let has_data = disk.is_real() || disk.remote().is_some();
+        let has_data = disk.nature().kept_by != KeptBy::Nothing;
         if !has_data || disk.geometry().read_only {
             return Ok(());
         }
@@ -55,7 +56,7 @@ impl States {
     }
 
     fn try_keep(&self, disk: &Disk) -> anyhow::Result<()> {
-        let export = disk.remote().is_some().then(|| disk.name());
+        let export = (disk.nature().kept_by == KeptBy::Name).then(|| disk.name());
         match self {
             Self::Nowhere => {}
             Self::Here(dir) => {

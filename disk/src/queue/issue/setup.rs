@@ -24,8 +24,7 @@ impl Issuer {
         depth: u16,
     ) -> Self {
         debug_assert_eq!(tag_base & 0xffff, 0);
-        let one_command = disk.nvme.as_ref().map_or(u32::MAX, |it| it.facts.max_bytes);
-        let max_bytes = limits.max_bytes.min(part_max(disk.cache)).min(one_command);
+        let max_bytes = limits.max_bytes.min(part_max(disk.cache)).min(disk.nature.max_bytes);
         Self {
             image: disk.image(),
             disk,

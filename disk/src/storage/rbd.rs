@@ -1,0 +1,43 @@
+//! Images of Ceph clusters.
+
+use super::{Flush, KeptBy, Nature, Size, Storage};
+use crate::choices::EngineKind;
+use crate::disk::Disk;
+use ringway_rbd::Image;
+use std::any::Any;
+use std::fs::File;
+use std::io;
+use std::sync::Arc;
+
+/// An image, which stays with its process.
+#[derive(Debug)]
+pub(crate) struct Cluster(pub(crate) Arc<Image>);
+
+impl Storage for Cluster {
+    fn nature(&self) -> Nature {
+        Nature {
+            engine: Some(EngineKind::Rbd),
+            flush: Flush::Engine,
+            size: Size::Asked,
+            has_length: false,
+            kept_by: KeptBy::Nothing,
+            max_bytes: u32::MAX,
+        }
+    }
+
+    fn bytes(&self, _: &File) -> io::Result<u64> {
+        self.0.bytes().map_err(io::Error::other)
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+}
+
+impl Disk {
+    /// The image of a Ceph cluster that holds the data, if it is one.
+    #[must_use]
+    pub fn cluster_image(&self) -> Option<&Arc<Image>> {
+        self.storage.as_any().downcast_ref().map(|Cluster(image)| image)
+    }
+}
