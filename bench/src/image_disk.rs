@@ -60,10 +60,9 @@ pub(crate) fn serving(
     harvest_at_once: bool,
 ) -> Serving {
     let mut workers = usize::from(cpus().min(load.all_queues()));
-    if let Some(remote) = disk.remote() {
-        // A connection to a server belongs to one worker.
-        workers = workers.min(remote.connections());
-        remote.share_among(workers);
+    if let Some(most) = disk.storage().engines_most() {
+        workers = workers.min(most);
+        disk.storage().share_among(workers);
     }
     Serving {
         queues: load.all_queues(),

@@ -23,6 +23,7 @@ use std::fmt::Debug;
 use std::fs::File;
 use std::io;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// Who makes durable what was written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -127,6 +128,27 @@ pub trait Storage: Any + Debug + Send + Sync {
     fn map_state(&self, file: &File) -> Result<Option<Keep<'_>>, MappingError> {
         let _ = file;
         Ok(None)
+    }
+
+    /// How many engines it can be shared among, if that is limited.
+    fn engines_most(&self) -> Option<usize> {
+        None
+    }
+
+    /// So many engines share it, at most as many as can. Said before the first of them comes.
+    fn share_among(&self, engines: usize) {
+        let _ = engines;
+    }
+
+    /// True if it has answered writes that may be lost with it, and a flush can change that.
+    fn wants_flush(&self) -> bool {
+        false
+    }
+
+    /// Nothing more is sent to whoever has the data: others may use it next. If something is in flight it is waited
+    /// for until all that was sent has been taken, for `patience` at most.
+    fn give_up(&self, in_flight: bool, patience: Duration) {
+        let _ = (in_flight, patience);
     }
 
     /// All of it that another process needs to serve it, beside the file of the disk. Nobody may use it yet.

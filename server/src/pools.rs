@@ -46,10 +46,10 @@ fn chosen<Q: QueueLifecycle + 'static>(
     }
 }
 
-/// How many of so many workers serve a disk; of one of a server as many as have connections of their own.
+/// How many of so many workers serve a disk: as many as its storage can be shared among.
 pub(super) fn workers_of(disk: &Disk, workers: usize, queues: u16) -> usize {
-    let connections = disk.remote().map_or(workers, |remote| remote.connections());
-    workers.min(queues.into()).min(connections).max(1)
+    let most = disk.storage().engines_most().unwrap_or(workers);
+    workers.min(queues.into()).min(most).max(1)
 }
 
 impl Pools {
@@ -113,8 +113,8 @@ impl Pools {
         }
     }
 
-    /// Offers a disk that they serve, from worker `first` on; if the disk is one of a server, by as many as
-    /// get connections of it.
+    /// Offers a disk that they serve, from worker `first` on; by fewer of them if its storage cannot be shared among
+    /// all.
     pub(super) fn export(
         &self,
         disk: Arc<Disk>,
@@ -122,9 +122,9 @@ impl Pools {
         first: usize,
         (names, lock_wait): (Option<Arc<dyn Names>>, Option<Duration>),
     ) -> Exported {
-        let some = disk.remote().map(|remote| {
+        let some = disk.storage().engines_most().map(|_| {
             let workers = workers_of(&disk, self.len(), options.queues);
-            remote.share_among(workers);
+            disk.storage().share_among(workers);
             workers
         });
         match self {

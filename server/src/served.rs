@@ -157,8 +157,7 @@ impl Served {
     pub(super) fn flush_server(&self) {
         let disk = self.export.disk();
         // A server that is away, or does not finish what is in flight, is not waited for once more.
-        let wants = disk.remote().is_some_and(|remote| remote.wants_flush());
-        if !wants || !self.export.is_clear() {
+        if !disk.storage().wants_flush() || !self.export.is_clear() {
             return;
         }
         if let Err(error) = self.export.sync() {
@@ -171,12 +170,8 @@ impl Served {
 
     /// Has nothing more be sent to the server of its disk, whatever is unanswered: others may use the export next.
     pub(super) fn end_server(&self) {
-        let Some(remote) = self.export.disk().remote() else { return };
         let in_flight = !self.export.is_clear();
-        remote.end();
-        if in_flight {
-            remote.await_end(SERVER_CLOSES);
-        }
+        self.export.disk().storage().give_up(in_flight, SERVER_CLOSES);
     }
 
     /// Leaves its image and what outlives this process, once nobody changes the image's files any more.

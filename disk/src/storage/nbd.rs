@@ -10,6 +10,7 @@ use std::any::Any;
 use std::fs::File;
 use std::io;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// An export, by its connections.
 #[derive(Debug)]
@@ -33,6 +34,25 @@ impl Storage for Export {
     fn map_state(&self, file: &File) -> Result<Option<Keep<'_>>, MappingError> {
         let counts = Counts::map(file, STATE_EXPORT_AT)?;
         Ok(Some(Box::new(move |lost| self.0.keep_counts(counts, lost))))
+    }
+
+    fn engines_most(&self) -> Option<usize> {
+        Some(self.0.connections())
+    }
+
+    fn share_among(&self, engines: usize) {
+        self.0.share_among(engines);
+    }
+
+    fn wants_flush(&self) -> bool {
+        self.0.wants_flush()
+    }
+
+    fn give_up(&self, in_flight: bool, patience: Duration) {
+        self.0.end();
+        if in_flight {
+            self.0.await_end(patience);
+        }
     }
 
     fn parcel(&self) -> io::Result<Parcel> {
