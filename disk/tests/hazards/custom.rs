@@ -7,7 +7,7 @@ use ringway_core::mem::HostRange;
 use ringway_core::{ByteRange, Op, Status};
 use ringway_disk::{
     Alignment, CacheMode, CustomDisk, Detours, Disk, DiskStats, ErrorPolicy, FailedOp, Incidents,
-    Oldest, OnError, OpenOptions, Overdue, SchedulerMode, Source, Watcher, open,
+    Oldest, OnError, OpenOptions, Overdue, ResizeError, SchedulerMode, Source, Watcher, open,
 };
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
@@ -728,4 +728,17 @@ fn held_requests_follow_the_one_that_finds_space() {
     scene.bench.queue.hold_no_more(&mut scene.bench.engine);
     scene.start(Op::Write, 9..10);
     assert_eq!((scene.rest(), scene.disk().held()), (vec![(9, Status::NoSpace)], None));
+}
+
+/// Nothing says its size but its owner, whatever it takes discards for.
+#[test]
+fn c96_a_disk_of_its_owner_has_the_size_that_it_is_told() {
+    for block_device in [false, true] {
+        let disk = CustomDisk { block_device, ..SHAPE }.open(None).unwrap();
+        assert_eq!(disk.next_size(Some(2 * BYTES)).unwrap(), 2 * BYTES);
+        disk.set_file_bytes(2 * BYTES).unwrap();
+        disk.set_capacity(2 * BYTES);
+        assert_eq!(disk.geometry().capacity, 2 * BYTES);
+        assert!(matches!(disk.next_size(None), Err(ResizeError::NoFile)));
+    }
 }
