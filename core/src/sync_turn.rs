@@ -10,12 +10,14 @@
 //! written before is made durable by a sync that began afterwards, and by no other. The host tells of a lost
 //! write-back once, so whoever hears it says so, where all others look, before the turn ends.
 
+use crate::host::Instant;
+use crate::host::sync::{Condvar, Mutex, MutexGuard};
+use crate::host::thread::sleep;
 use std::fmt;
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
-use std::thread::sleep;
-use std::time::{Duration, Instant};
+use std::sync::{Arc, PoisonError, Weak};
+use std::time::Duration;
 
 /// How often a sync is begun again that was interrupted, or that could not be carried out just then: for a minute.
 const TRIES: u8 = 250;

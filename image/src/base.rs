@@ -8,7 +8,7 @@ use crate::layout::Shape;
 use crate::table::{Table, Word};
 use crate::units::{Units, page_bits};
 use ringway_core::host::sync::{Mutex, MutexGuard};
-use ringway_core::host::{File, identity};
+use ringway_core::host::{File, Identity, identity};
 use std::io;
 use std::sync::{Arc, PoisonError, Weak};
 
@@ -161,7 +161,7 @@ struct FileKey {
 
 impl FileKey {
     fn of(file: &File, bytes: u64) -> io::Result<Self> {
-        let (place, written, direct) = identity(file)?;
+        let Identity { place, written, direct } = identity(file)?;
         Ok(Self { place, bytes, written, direct })
     }
 }

@@ -1,11 +1,13 @@
 //! `xtask tidy`: style as a test. It also runs as a unit test of this crate.
 //!
 //! What rustfmt and clippy cannot know: how long functions may get, which crate may know
-//! which, which files use each other in a circle, which ask what kind of storage a disk has, what is public for nobody, that every hazard has its
-//! test, that files which pages name exist, that packages carry their licences, that nothing of one
+//! which, which files use each other in a circle, which ask what kind of storage a disk has, what is public for
+//! nobody, that every hazard has its test, that what can be simulated asks nothing of the host otherwise, that files
+//! which pages name exist, that packages carry their licences, that nothing of one
 //! person's machine is in the tree.
 
 mod circles;
+mod door;
 mod floors;
 mod functions;
 mod hazards;
@@ -97,6 +99,10 @@ const DEV_ONLY: &[&str] = &["ringway-testkit", "ringway-ring-oracle", "ringway-e
 /// How many files of a crate are in a circle of files that use each other. These numbers only shrink.
 const CIRCLES: &[(&str, usize)] = &[];
 
+/// Folders of what can be simulated, and files of them that cannot be.
+const THROUGH_THE_DOOR: &[&str] = &["image/src/"];
+const STRANGERS_TO_IT: &[&str] = &["image/src/fuzz_case.rs"];
+
 /// Public items that nothing in the workspace uses, each with the reason why it is offered.
 const FOR_STRANGERS: &[(&str, &str)] =
     &[("of_bytes", "the judgement alone, for bytes that came another way")];
@@ -181,6 +187,7 @@ fn check(root: &Path) -> Result<Vec<String>> {
     pages::reasons(&manifest, &files, &mut found);
     floors::floors(root, FLOORS, DEV_ONLY, &mut found)?;
     circles::circles(&files, CIRCLES, &mut found)?;
+    door::door(&files, THROUGH_THE_DOOR, STRANGERS_TO_IT, &mut found)?;
     unused::unused(&files, FOR_STRANGERS, &mut found)?;
     Ok(found)
 }

@@ -1,5 +1,6 @@
 //! The host itself.
 
+use super::identity::Identity;
 use std::hash::{BuildHasher, RandomState};
 use std::io::{self, Write};
 use std::os::fd::{AsRawFd, FromRawFd, RawFd};
@@ -16,7 +17,7 @@ pub mod sync {
 
 /// Threads.
 pub mod thread {
-    pub use std::thread::{Builder, JoinHandle, Thread, panicking, park, park_timeout};
+    pub use std::thread::{Builder, JoinHandle, Thread, panicking, park, park_timeout, sleep};
 }
 
 /// Rings for a thread that waits for descriptors: an eventfd, which counts and cannot be full.
@@ -120,7 +121,7 @@ fn fallocate(file: &File, mode: i32, at: u64, len: u64) -> io::Result<()> {
 ///
 /// # Errors
 /// What the host says.
-pub fn identity(file: &File) -> io::Result<((u64, u64, u64), (i64, u64), bool)> {
+pub fn identity(file: &File) -> io::Result<Identity> {
     // SAFETY: stat is a plain C struct for which zeroes are valid, and ours.
     let mut stat: libc::stat = unsafe { std::mem::zeroed() };
     // SAFETY: as above.
@@ -137,7 +138,7 @@ pub fn identity(file: &File) -> io::Result<((u64, u64, u64), (i64, u64), bool)> 
     #[allow(clippy::useless_conversion, clippy::unnecessary_cast)]
     let written = (i64::from(stat.st_mtime), stat.st_mtime_nsec as u64);
     let place = (stat.st_dev, stat.st_ino, stat.st_rdev);
-    Ok((place, written, flags & libc::O_DIRECT != 0))
+    Ok(Identity { place, written, direct: flags & libc::O_DIRECT != 0 })
 }
 
 fn place(at: u64) -> io::Result<libc::off_t> {

@@ -5,6 +5,7 @@
 //! are made in processes that end ([`World`]).
 
 mod call;
+mod inode;
 mod storage;
 pub mod sync;
 pub mod thread;
@@ -12,6 +13,7 @@ mod time;
 mod world;
 
 pub use call::{Bell, allocate, boot, identity, punch, random, read_at, wait_for, write_at};
+pub use inode::Losses;
 pub use storage::{File, FileExt, Metadata};
 pub use time::Instant;
-pub use world::{Faults, Life, Losses, World};
+pub use world::{Faults, Life, World};

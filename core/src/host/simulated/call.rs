@@ -1,5 +1,6 @@
 //! What else is asked of the host.
 
+use super::super::identity::Identity;
 use super::storage::File;
 use super::world::{World, here};
 use std::io;
@@ -42,7 +43,7 @@ pub fn punch(file: &File, at: u64, len: u64) -> io::Result<()> {
 ///
 /// # Errors
 /// None.
-pub fn identity(file: &File) -> io::Result<((u64, u64, u64), (i64, u64), bool)> {
+pub fn identity(file: &File) -> io::Result<Identity> {
     Ok(file.identity())
 }
 
@@ -64,7 +65,7 @@ pub struct Bell(Arc<World>, usize);
 
 /// What waits for a bell waits for this: no address, and no thread.
 fn key(bell: usize) -> usize {
-    usize::MAX - bell
+    usize::MAX - 1 - bell
 }
 
 impl Bell {

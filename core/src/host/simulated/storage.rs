@@ -1,135 +1,13 @@
-//! Files: what is in the page cache, what is durable, and how calls fail.
+//! Files, and how their calls fail.
 
-use super::world::{Faults, Inner, Losses, World, here};
-use std::collections::BTreeMap;
+use super::super::identity::Identity;
+use super::inode::{Inode, SECTOR};
+use super::world::{Faults, Inner, World, here};
 use std::fmt;
 use std::io::{self, Seek, SeekFrom};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-
-const SECTOR: usize = 512;
-
-/// A file of a simulated disk.
-#[derive(Debug, Default)]
-pub(super) struct Inode {
-    /// As it reads.
-    cache: Vec<u8>,
-    /// Of each sector that is dirty, the contents that it had since it was durable, and that with which it was.
-    former: BTreeMap<usize, Vec<Vec<u8>>>,
-    /// The sizes that it had since.
-    sizes: Vec<usize>,
-    /// What is durable of sectors whose write-back has failed: the cache says otherwise, and is clean.
-    lost: BTreeMap<usize, Vec<u8>>,
-    /// Syncs that have failed.
-    errors: u64,
-    /// When it was written last.
-    written: u64,
-}
-
-impl Inode {
-    pub(super) fn error_count(&self) -> u64 {
-        self.errors
-    }
-
-    fn sector(&self, nth: usize) -> Vec<u8> {
-        let from = (nth * SECTOR).min(self.cache.len());
-        let mut sector = self.cache[from..(from + SECTOR).min(self.cache.len())].to_vec();
-        sector.resize(SECTOR, 0);
-        sector
-    }
-
-    /// A range is about to change.
-    fn dirty(&mut self, at: usize, len: usize) {
-        if len == 0 {
-            return;
-        }
-        for nth in at / SECTOR..=(at + len - 1) / SECTOR {
-            let now = self.sector(nth);
-            let former = self.former.entry(nth).or_default();
-            if let Some(durable) = self.lost.remove(&nth) {
-                former.push(durable);
-            }
-            former.push(now);
-        }
-    }
-
-    fn resize(&mut self, len: usize) {
-        if len == self.cache.len() {
-            return;
-        }
-        self.sizes.push(self.cache.len());
-        if len < self.cache.len() {
-            self.dirty(len, self.cache.len() - len);
-        }
-        self.cache.resize(len, 0);
-    }
-
-    fn write(&mut self, bytes: &[u8], at: usize) {
-        if bytes.is_empty() {
-            return;
-        }
-        self.resize(self.cache.len().max(at + bytes.len()));
-        self.dirty(at, bytes.len());
-        self.cache[at..at + bytes.len()].copy_from_slice(bytes);
-        self.written += 1;
-    }
-
-    fn synced(&mut self) {
-        self.former.clear();
-        self.sizes.clear();
-    }
-
-    /// A write-back fails: some sectors are written all the same, and of the others nothing is tried again.
-    fn lose(&mut self, inner: &mut Inner) {
-        for (nth, former) in std::mem::take(&mut self.former) {
-            if inner.below(2) == 0 {
-                let which = usize::try_from(inner.below(former.len() as u64)).unwrap_or(0);
-                self.lost.insert(nth, former[which].clone());
-            }
-        }
-        self.sizes.clear();
-        self.errors += 1;
-    }
-
-    /// What the cache has of sectors that could not be written back is dropped.
-    fn evict(&mut self) {
-        for (nth, durable) in std::mem::take(&mut self.lost) {
-            self.put(nth, &durable);
-        }
-    }
-
-    fn put(&mut self, nth: usize, sector: &[u8]) {
-        let from = nth * SECTOR;
-        if from < self.cache.len() {
-            let end = (from + SECTOR).min(self.cache.len());
-            self.cache[from..end].copy_from_slice(&sector[..end - from]);
-        }
-    }
-
-    pub(super) fn cut_power(&mut self, losses: Losses, inner: &mut Inner) {
-        self.evict();
-        let sizes = std::mem::take(&mut self.sizes);
-        if losses != Losses::None && !sizes.is_empty() {
-            let which = match losses {
-                Losses::All => 0,
-                _ => usize::try_from(inner.below(sizes.len() as u64 + 1)).unwrap_or(0),
-            };
-            let size = sizes.get(which).copied().unwrap_or(self.cache.len());
-            self.cache.resize(size, 0);
-        }
-        for (nth, former) in std::mem::take(&mut self.former) {
-            let which = match losses {
-                Losses::All => 0,
-                Losses::Some => usize::try_from(inner.below(former.len() as u64 + 1)).unwrap_or(0),
-                Losses::None => former.len(),
-            };
-            if let Some(sector) = former.get(which) {
-                self.put(nth, sector);
-            }
-        }
-    }
-}
 
 /// What becomes of a call.
 enum Fate {
@@ -213,6 +91,21 @@ fn part(inner: &mut Inner, at: usize, len: usize) -> usize {
     let ends = (len - first) / SECTOR + 1;
     let nth = usize::try_from(inner.below(ends as u64 + 1)).unwrap_or(0);
     if nth == 0 { 0 } else { (first + (nth - 1) * SECTOR).min(len) }
+}
+
+impl World {
+    /// A file by its name, which is made if there is none. I/O is in multiples of `unit` bytes.
+    pub fn open(self: &Arc<Self>, name: &str, unit: u32) -> File {
+        let mut inner = self.lock();
+        let next = inner.files.len();
+        let inode = *inner.names.entry(name.into()).or_insert(next);
+        if inode == next {
+            inner.files.push(Inode::default());
+        }
+        let seen = inner.files[inode].error_count();
+        drop(inner);
+        File::new(Stored { world: Arc::clone(self), inode, unit: unit.max(1) }, seen)
+    }
 }
 
 impl File {
@@ -302,7 +195,7 @@ impl File {
     /// What is not written back is lost, and this one is told.
     fn lose(&self, inner: &mut Inner) {
         let mut file = std::mem::take(&mut inner.files[self.stored.inode]);
-        file.lose(inner);
+        file.lose(&mut |end| inner.below(end));
         if inner.below(2) == 0 {
             file.evict();
         }
@@ -346,10 +239,11 @@ impl File {
         })
     }
 
-    pub(super) fn identity(&self) -> ((u64, u64, u64), (i64, u64), bool) {
+    pub(super) fn identity(&self) -> Identity {
         let inner = self.stored.world.lock();
         let written = inner.files[self.stored.inode].written;
-        ((0, self.stored.inode as u64, 0), (0, written), self.stored.unit > 1)
+        let place = (0, self.stored.inode as u64, 0);
+        Identity { place, written: (0, written), direct: self.stored.unit > 1 }
     }
 
     /// What is known of it.

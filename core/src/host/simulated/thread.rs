@@ -8,6 +8,9 @@ use std::time::Duration;
 
 pub use std::thread::panicking;
 
+/// What nobody wakes.
+const SLEEPS: usize = usize::MAX;
+
 /// A thread of a world.
 #[derive(Clone, Debug)]
 pub struct Thread(Arc<World>, usize);
@@ -112,4 +115,14 @@ pub fn park() {
 /// As of std.
 pub fn park_timeout(timeout: Duration) {
     park_for(Some(u64::try_from(timeout.as_nanos()).unwrap_or(u64::MAX)));
+}
+
+/// As of std.
+///
+/// # Panics
+/// If this is no thread of a world.
+pub fn sleep(time: Duration) {
+    let (world, me) = here().expect("a thread of a world");
+    world.event(me, format_args!("sleep"));
+    world.wait(me, SLEEPS, Some(u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)));
 }

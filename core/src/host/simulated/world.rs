@@ -1,6 +1,6 @@
 //! One world: its storage, its threads, its clock, its seed.
 
-use super::storage::{Inode, Stored};
+use super::inode::{Inode, Losses};
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -26,17 +26,6 @@ pub struct Faults {
     pub syncs_per_mille: u64,
     /// So many calls of a thousand are interrupted, or do less than they are asked for.
     pub short_per_mille: u64,
-}
-
-/// What a power cut leaves of what was not synced.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Losses {
-    /// All of it is lost.
-    All,
-    /// Each sector has any of the contents that it had.
-    Some,
-    /// Nothing is lost.
-    None,
 }
 
 /// How a life of a process ended.
@@ -98,7 +87,7 @@ pub(super) struct Inner {
     tells: bool,
     pub(super) boot: u64,
     pub(super) files: Vec<Inode>,
-    names: BTreeMap<String, usize>,
+    pub(super) names: BTreeMap<String, usize>,
     bells: Vec<bool>,
 }
 
@@ -216,6 +205,9 @@ impl World {
             inner.actors.clear();
             (inner.end, inner.current, inner.faults) = (None, NONE, faults);
             (inner.events, inner.calls) = (0, 0);
+            (inner.failed_calls, inner.failed_syncs) = (0, 0);
+            // What could not be written back is not there for ever.
+            inner.files.iter_mut().for_each(Inode::evict);
         }
         let answer = Arc::new(Mutex::new(None));
         let told = Arc::clone(&answer);
@@ -250,12 +242,14 @@ impl World {
         let mut inner = self.lock();
         let me = inner.actors.len();
         let (baton, state) = (Arc::new(Condvar::new()), State::Runs);
+        let mine = Arc::clone(&baton);
         inner.actors.push(Actor { name, state, baton, timed_out: false, token: false });
         drop(inner);
         let world = Arc::clone(self);
         let run = move || {
             HERE.with(|here| *here.borrow_mut() = Some((Arc::clone(&world), me)));
-            drop(world.wait_for_baton(world.lock(), me));
+            // Its life may be over by now.
+            drop(world.wait_for(world.lock(), me, &mine));
             let panicked = catch_unwind(AssertUnwindSafe(body)).err();
             world.finish(me, panicked.as_deref());
         };
@@ -265,19 +259,24 @@ impl World {
 
     fn wait_for_baton<'a>(
         &'a self,
-        mut inner: MutexGuard<'a, Inner>,
+        inner: MutexGuard<'a, Inner>,
         me: usize,
     ) -> MutexGuard<'a, Inner> {
         let baton = Arc::clone(&inner.actors[me].baton);
+        self.wait_for(inner, me, &baton)
+    }
+
+    fn wait_for<'a>(
+        &'a self,
+        mut inner: MutexGuard<'a, Inner>,
+        me: usize,
+        baton: &Arc<Condvar>,
+    ) -> MutexGuard<'a, Inner> {
         // What is over hands it to nobody, and a later life has other batons.
-        while inner.current != me || inner.end.is_some() || !self.is_of(&inner, me, &baton) {
+        while inner.current != me || inner.end.is_some() || !is_of(&inner, me, baton) {
             inner = baton.wait(inner).unwrap_or_else(PoisonError::into_inner);
         }
         inner
-    }
-
-    fn is_of(&self, inner: &Inner, me: usize, baton: &Arc<Condvar>) -> bool {
-        inner.actors.get(me).is_some_and(|actor| Arc::ptr_eq(&actor.baton, baton))
     }
 
     fn finish(&self, me: usize, panicked: Option<&(dyn std::any::Any + Send)>) {
@@ -394,25 +393,12 @@ impl World {
         act(&mut self.lock().bells[bell])
     }
 
-    /// A file by its name, which is made if there is none. I/O is in multiples of `unit` bytes.
-    pub fn open(self: &Arc<Self>, name: &str, unit: u32) -> super::File {
-        let mut inner = self.lock();
-        let next = inner.files.len();
-        let inode = *inner.names.entry(name.into()).or_insert(next);
-        if inode == next {
-            inner.files.push(Inode::default());
-        }
-        let seen = inner.files[inode].error_count();
-        drop(inner);
-        super::File::new(Stored { world: Arc::clone(self), inode, unit: unit.max(1) }, seen)
-    }
-
     /// Power is cut: what was not synced is lost as far as this says, and the host comes up again.
     pub fn cut_power(&self, losses: Losses) {
         let mut inner = self.lock();
         inner.boot = inner.random() | 1;
         let mut files = std::mem::take(&mut inner.files);
-        files.iter_mut().for_each(|file| file.cut_power(losses, &mut inner));
+        files.iter_mut().for_each(|file| file.cut_power(losses, &mut |end| inner.below(end)));
         inner.files = files;
     }
 
@@ -422,6 +408,20 @@ impl World {
     pub fn counts(&self) -> (u64, u64, u64, u64) {
         let inner = self.lock();
         (inner.events, inner.calls, inner.failed_syncs, inner.failed_calls)
+    }
+
+    /// The process of the calling thread is killed. Does not come back.
+    ///
+    /// # Panics
+    /// If it is no thread of a world.
+    pub fn kill_here(&self) {
+        let (_, me) = here().expect("a thread of a world");
+        self.kill(self.lock(), me);
+    }
+
+    /// Something of the test is part of what happens.
+    pub fn tell(&self, what: std::fmt::Arguments<'_>) {
+        self.lock().note(what);
     }
 
     /// A number for all that has happened.
@@ -444,6 +444,11 @@ fn park_key(thread: usize) -> usize {
 
 pub(super) fn thread_key(thread: usize) -> usize {
     2 * thread + 1
+}
+
+/// Whether this is the baton of a thread of the life that is led now.
+fn is_of(inner: &Inner, me: usize, baton: &Arc<Condvar>) -> bool {
+    inner.actors.get(me).is_some_and(|actor| Arc::ptr_eq(&actor.baton, baton))
 }
 
 fn wake(inner: &mut Inner, on: usize, one: bool) {

@@ -1,0 +1,284 @@
+//! An image that is served on a simulated host: its files, its journal, and queues of a guest.
+
+use crate::model::{Model, SECTOR};
+use ringway_core::host::{File, FileExt, StateFile, World, wait_for};
+use ringway_core::mem::{Segment, Segments};
+use ringway_core::sync_turn::SyncTurn;
+use ringway_core::{ByteRange, Op};
+use ringway_image::{
+    Ask, Bases, CheckOptions, Header, Image, ImageClient, Journal, Layer, LayerFormat, Place,
+    Replayed, Shape, Use, check, replay,
+};
+use std::io;
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// What all lives of a disk have in common.
+#[derive(Clone)]
+pub(crate) struct Host {
+    pub(crate) world: Arc<World>,
+    pub(crate) unit: u32,
+    /// What outlives a kill, and not a power cut.
+    pub(crate) journal: Option<Arc<StateFile>>,
+    pub(crate) model: Arc<Mutex<Model>>,
+}
+
+impl Host {
+    pub(crate) fn now(&self) -> u64 {
+        self.world.event_count()
+    }
+
+    pub(crate) fn model<T>(&self, act: impl FnOnce(&mut Model) -> T) -> T {
+        act(&mut self.model.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// The files of the image, top first: its headers name them.
+    pub(crate) fn layers(&self) -> io::Result<Vec<Layer>> {
+        let (mut layers, mut next) = (Vec::new(), Some(("top".to_owned(), true)));
+        while let Some((name, is_qcow2)) = next.take() {
+            let file = Arc::new(self.world.open(&name, self.unit));
+            let file_bytes = file.metadata()?.len();
+            let mut format = LayerFormat::Raw;
+            if is_qcow2 {
+                let header = header(&self.world, &name)?;
+                next = header.backing.as_ref().map(|backing| {
+                    let raw = backing.format.as_deref() == Some("raw");
+                    (backing.name.display().to_string(), !raw)
+                });
+                format = LayerFormat::Qcow2 { shape: Shape::from(&header), data: None };
+            }
+            layers.push(Layer { file, file_bytes, format, name: name.into() });
+        }
+        Ok(layers)
+    }
+
+    /// Opens the image as a daemon does; whether what was not flushed may be lost.
+    pub(crate) fn open(&self) -> io::Result<(Image, bool)> {
+        let top = Arc::new(self.world.open("top", self.unit));
+        let journal = self.journal.clone().map(|file| Journal::map(file, 0).unwrap());
+        let (mut lost, bytes) = (false, top.metadata()?.len());
+        let replayed = replay(&top, bytes, self.unit, journal.as_ref(), &mut || lost = true)?;
+        assert_eq!(lost, replayed == Replayed::Lost);
+        let (usage, bases) =
+            (Use { read_only: false, grows: true, barriers: true }, Bases::default());
+        let layers = self.layers()?;
+        let image = match journal {
+            Some(journal) => {
+                Image::open_with_journal(layers, usage, &bases, self.unit, &Arc::new(journal))?
+            }
+            None => Image::open_beside(layers, usage, &bases, self.unit)?,
+        };
+        Ok((image, lost))
+    }
+
+    /// Counts and references, at rest.
+    pub(crate) fn check(&self) -> Result<u64, String> {
+        let file = self.world.open("top", 1);
+        let bytes = file.metadata().map_err(|error| error.to_string())?.len();
+        let header = header(&self.world, "top").map_err(|error| error.to_string())?;
+        let found = check(&file, &header, bytes, CheckOptions::default());
+        let found = found.map_err(|error| error.to_string())?.map_err(|why| why.to_string())?;
+        if found.errors == 0 { Ok(found.leaks) } else { Err(format!("{:?}", found.problems)) }
+    }
+}
+
+/// As a tool reads it, through the page cache.
+pub(crate) fn header(world: &Arc<World>, name: &str) -> io::Result<Header> {
+    let file = world.open(name, 1);
+    let bytes = file.metadata()?.len();
+    Header::read(&file, bytes)?.map_err(io::Error::other)
+}
+
+/// Memory of requests, aligned as direct I/O wants it.
+#[repr(C, align(4096))]
+#[derive(Clone, Copy)]
+struct Page([u8; 4096]);
+
+/// A queue of a guest, with one request at a time.
+pub(crate) struct Queue {
+    pub(crate) host: Host,
+    pub(crate) image: Arc<Image>,
+    client: ImageClient,
+    turn: Arc<SyncTurn>,
+    memory: Vec<Page>,
+}
+
+fn answer(result: i64) -> io::Result<u64> {
+    u64::try_from(result)
+        .map_err(|_| io::Error::from_raw_os_error(i32::try_from(-result).unwrap_or(libc::EIO)))
+}
+
+impl Queue {
+    pub(crate) fn new(host: &Host, image: &Arc<Image>, turn: &Arc<SyncTurn>) -> io::Result<Self> {
+        let memory = vec![Page([0; 4096]); 64];
+        let client = image.client(4)?;
+        let (host, image, turn) = (host.clone(), Arc::clone(image), Arc::clone(turn));
+        Ok(Self { host, image, client, turn, memory })
+    }
+
+    fn bytes(&mut self, len: usize) -> &mut [u8] {
+        // SAFETY: pages are bytes without padding, and the slice ends with them.
+        let bytes = unsafe {
+            std::slice::from_raw_parts_mut(
+                self.memory.as_mut_ptr().cast(),
+                self.memory.len() * 4096,
+            )
+        };
+        &mut bytes[..len]
+    }
+
+    fn segments(&mut self, len: usize) -> Segments {
+        let mut list = Segments::with_capacity(4);
+        // Guests' memory is seldom in one piece.
+        let (one, other) = self.bytes(len).split_at_mut(len / SECTOR / 3 * SECTOR);
+        for part in [one, other].into_iter().filter(|part| !part.is_empty()) {
+            assert!(list.push(Segment { base: part.as_mut_ptr(), len: part.len() }));
+        }
+        list
+    }
+
+    fn ask(&mut self, op: Op, range: ByteRange, list: &Segments, skip: u64) -> io::Result<u64> {
+        let lost = |_| io::Error::other("the image's thread is lost");
+        // SAFETY: the list and its memory live until the answer is taken, or the world is over.
+        unsafe { self.client.ask(Ask { tag: 7, op, range, memory: list, skip }) }.map_err(lost)?;
+        loop {
+            if let Some(told) = self.client.take().map_err(lost)? {
+                return answer(told.result);
+            }
+            wait_for(self.client.bell())?;
+        }
+    }
+
+    /// One of the image's files, for a part of a request.
+    fn direct<T>(&mut self, file: u8, act: impl FnOnce(&File) -> io::Result<T>) -> io::Result<T> {
+        let generation = self.client.began();
+        let done = act(&self.image.files()[usize::from(file)]);
+        self.client.ended(generation);
+        done
+    }
+
+    /// Reads, and what was read.
+    pub(crate) fn read_bytes(&mut self, at: usize, len: usize) -> io::Result<Vec<u8>> {
+        self.bytes(len).fill(0xee);
+        let list = self.segments(len);
+        let mut done = 0;
+        while done < len as u64 {
+            let range = ByteRange::new(at as u64 + done, len as u64 - done).unwrap();
+            let from = usize::try_from(done).unwrap();
+            done += match self.image.place(range, false) {
+                Place::Zero { len } => {
+                    let end = from + usize::try_from(len).unwrap();
+                    self.bytes(end)[from..].fill(0);
+                    len
+                }
+                Place::Direct { file, offset, len } => {
+                    let mut part =
+                        vec![Page([0xee; 4096]); usize::try_from(len.div_ceil(4096)).unwrap()];
+                    let bytes = usize::try_from(len).unwrap();
+                    // SAFETY: as of `bytes`.
+                    let part = unsafe {
+                        std::slice::from_raw_parts_mut(part.as_mut_ptr().cast::<u8>(), bytes)
+                    };
+                    self.direct(file, |file| file.read_exact_at(part, offset))?;
+                    self.bytes(from + bytes)[from..].copy_from_slice(part);
+                    len
+                }
+                Place::Ask { len } => {
+                    let range = ByteRange::new(range.offset(), len).unwrap();
+                    self.ask(Op::Read, range, &list, done)?
+                }
+            };
+        }
+        Ok(self.bytes(len).to_vec())
+    }
+
+    /// A guest's read, judged.
+    pub(crate) fn read(&mut self, at: usize, sectors: usize) -> io::Result<()> {
+        self.host.world.tell(format_args!("guest reads {at} {sectors}"));
+        let began = self.host.now();
+        let may = self.host.model(|model| model.before_read(at..at + sectors, began));
+        let found = self.read_bytes(at * SECTOR, sectors * SECTOR);
+        let judged = self.host.model(|model| {
+            let judged = found.as_ref().map(|found| model.judge_read(at, found, may, began));
+            model.after_read(began);
+            judged.unwrap_or(Ok(()))
+        });
+        judged.unwrap_or_else(|why| panic!("{why}"));
+        found.map(drop)
+    }
+
+    /// A guest's change: write, discard or write zeroes.
+    pub(crate) fn change(&mut self, op: Op, at: usize, sectors: usize) -> io::Result<()> {
+        let range = at..at + sectors;
+        let now = self.host.now();
+        let (id, value) = self.host.model(|model| model.begin(range.clone(), op != Op::Write, now));
+        self.host.world.tell(format_args!("guest {op:?} {at} {sectors}: {value:x}"));
+        let len = sectors * SECTOR;
+        self.bytes(len).copy_from_slice(&crate::model::sector(value).repeat(sectors));
+        let done = self.carry_out(op, (at * SECTOR) as u64, len as u64);
+        // What is discarded may stay as it was.
+        let (sure, now) = (done.is_ok() && op != Op::Discard, self.host.now());
+        self.host.model(|model| model.end(range, id, sure, now));
+        done
+    }
+
+    fn carry_out(&mut self, op: Op, at: u64, len: u64) -> io::Result<()> {
+        let list = self.segments(usize::try_from(len).unwrap());
+        let mut done = 0;
+        while done < len {
+            let range = ByteRange::new(at + done, len - done).unwrap();
+            if op != Op::Write {
+                done += self.ask(op, range, &list, 0)?;
+                continue;
+            }
+            done += match self.image.place(range, true) {
+                Place::Direct { file, offset, len } => {
+                    let (from, bytes) =
+                        (usize::try_from(done).unwrap(), usize::try_from(len).unwrap());
+                    let mut part = vec![Page([0; 4096]); bytes.div_ceil(4096)];
+                    // SAFETY: as of `bytes`.
+                    let part = unsafe {
+                        std::slice::from_raw_parts_mut(part.as_mut_ptr().cast::<u8>(), bytes)
+                    };
+                    part.copy_from_slice(&self.bytes(from + bytes)[from..]);
+                    self.direct(file, |file| file.write_all_at(part, offset))?;
+                    len
+                }
+                Place::Zero { .. } => panic!("a write is never zeroes"),
+                Place::Ask { len } => {
+                    let range = ByteRange::new(range.offset(), len).unwrap();
+                    self.ask(op, range, &list, done)?
+                }
+            };
+        }
+        Ok(())
+    }
+
+    /// A guest's flush.
+    pub(crate) fn flush(&mut self) -> io::Result<()> {
+        let began = self.host.now();
+        if self.image.has_deferred() {
+            let none = Segments::with_capacity(1);
+            self.ask(Op::Flush, ByteRange::default(), &none, 0)?;
+        }
+        // The host tells one of all who sync what is lost, who says so before others are answered.
+        let image = &self.image;
+        let sync = || image.files()[0].sync_data().inspect_err(|_| image.has_lost());
+        let synced = self.turn.by_thread(sync);
+        self.host.note_losses();
+        synced.transpose()?;
+        if self.image.has_failed() {
+            return Err(io::Error::from_raw_os_error(libc::EIO));
+        }
+        self.host.model(|model| model.flush(began));
+        Ok(())
+    }
+}
+
+impl Host {
+    /// What a failed sync has lost may be missed from now on.
+    pub(crate) fn note_losses(&self) {
+        if self.world.counts().2 > 0 {
+            self.model(|model| model.lossy = true);
+        }
+    }
+}
