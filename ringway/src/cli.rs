@@ -18,7 +18,6 @@ use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{CommandFactory, Parser, Subcommand};
 use ringway_bench::BenchArgs;
 use ringway_control::log::LogArgs;
-use ringway_control::size::Size;
 use ringway_server::{NbdArgs, ServeArgs};
 use std::ffi::OsString;
 
@@ -120,7 +119,7 @@ pub(crate) fn with_command(args: impl Iterator<Item = OsString>) -> Vec<OsString
 }
 
 /// What people look for who know other programs, and where it is here.
-const ELSEWHERE: [(&str, &str); 6] = [
+const ELSEWHERE: [(&str, &str); 9] = [
     (
         "convert",
         "`ringway copy` converts between raw and qcow2, and from and to disks that are served",
@@ -139,17 +138,46 @@ const ELSEWHERE: [(&str, &str); 6] = [
         "`ringway ctl snapshot` of a disk that is served, `ringway create --backing` of one that is not",
     ),
     ("measure", "`qemu-img measure` tells how large an image would be"),
+    ("amend", "`qemu-img amend` changes what an image is, while nobody serves it"),
+    ("bitmap", "`qemu-img bitmap`, while nobody serves the image"),
+    ("dd", "`ringway copy` copies whole disks, `ringway io` parts of them"),
 ];
 
-/// As [`ELSEWHERE`], of options; of those that begin so.
-const OPTIONS: [(&str, &str); 4] = [
-    ("--output", "JSON is asked for by --json"),
+/// As [`ELSEWHERE`], of options that begin so; of a command, or of all.
+const OPTIONS: [(&str, &str, &str); 17] = [
+    ("", "--output", "JSON is asked for by --json"),
     (
+        "",
         "--log-level",
         "-v, -vv and -q say how much is logged; log-level is a word of the configuration file",
     ),
-    ("--tls-psk", "TLS is by certificates here: --tls-cert and --tls-key"),
-    ("--none", "a limit is lifted by its own option: --iops none"),
+    ("", "--tls-psk", "TLS is by certificates here: --tls-cert and --tls-key"),
+    ("", "--none", "a limit is lifted by its own option: --iops none"),
+    (
+        "",
+        "-U",
+        "it waits for no locks of others where it only looks, and never reads past them else",
+    ),
+    ("", "--image-opts", "an image is named by its path, its format by --format"),
+    ("create", "-o", "its options have names of their own: --size, --backing, --cluster-size"),
+    ("create", "-u", "what an image is based on is looked at, and has to be there"),
+    ("copy", "-o", "its options have names of their own: --cluster-size, --prealloc"),
+    ("copy", "-p", "on a terminal it shows by itself how far it is"),
+    (
+        "copy",
+        "-n",
+        "an image that is there is overwritten by --force; a block device needs no word",
+    ),
+    ("copy", "-S", "zeroes are left out; --keep-zeroes writes them"),
+    ("copy", "-m", "--in-flight says how many pieces are under way"),
+    ("check", "-r", "--repair leaks gives lost space back; `qemu-img check -r` mends more"),
+    ("info", "--backing-chain", "--format qcow2 shows all that an image is based on"),
+    (
+        "resize",
+        "--preallocation",
+        "it is made larger without it; `ringway copy --prealloc full` takes the room",
+    ),
+    ("commit", "-d", "the image that was merged stays as it is; nobody needs it any more"),
 ];
 
 /// The error with a tip, if there is a better one than clap's.
@@ -187,14 +215,16 @@ fn of_argument(word: &str, args: &[OsString]) -> Option<String> {
     if let Some([_, kind]) = args.windows(2).find(is_kind) {
         return Some(format!("write --compress={}", kind.to_string_lossy()));
     }
-    if let Some((_, tip)) = OPTIONS.iter().find(|(option, _)| word.starts_with(option)) {
+    let said = args.get(1).map_or("".into(), |command| command.to_string_lossy());
+    let is_it = |(command, option, _): &&(&str, &str, &str)| {
+        word.starts_with(option) && (command.is_empty() || *command == said)
+    };
+    if let Some((_, _, tip)) = OPTIONS.iter().find(is_it) {
         return Some((*tip).to_owned());
     }
-    let creates = args.get(1).is_some_and(|command| command == "create");
-    if word.strip_prefix('-').is_some_and(|rest| rest.starts_with(|c: char| c.is_ascii_digit())) {
-        return Some(format!("{word} is no size: sizes are as 512, 64K, 10G"));
-    }
-    (creates && word.parse::<Size>().is_ok()).then(|| format!("write --size {word}"))
+    let negative =
+        word.strip_prefix('-').is_some_and(|rest| rest.starts_with(|c: char| c.is_ascii_digit()));
+    negative.then(|| format!("{word} is no size: sizes are as 512, 64K, 10G"))
 }
 
 /// One subcommand, for errors that look like those of its options.

@@ -21,7 +21,7 @@ Examples:
   ringway create disk.img --size 10G                       a raw image
   ringway create disk.qcow2 --size 10G                     a qcow2 image
   ringway create vm7.qcow2 --backing base.qcow2            a clone, in a moment
-  ringway create -f qcow2 -b base.qcow2 vm7.qcow2          as qemu-img says it
+  ringway create -f qcow2 disk.qcow2 10G                   as qemu-img says it
   ringway create vm7.qcow2 --backing debian.raw --size 40G and larger than that
   ringway create vm7 --format qcow2 --backing base --backing-format raw
 
@@ -37,8 +37,11 @@ pub(crate) struct CreateArgs {
     /// The image to make.
     #[arg(value_name = "IMAGE", value_hint = ValueHint::FilePath)]
     image: PathBuf,
+    /// The same as --size.
+    #[arg(value_name = "SIZE", conflicts_with = "size")]
+    bytes: Option<Size>,
     /// Bytes of disk (512, 64K, 10G, 1.5T; units are powers of 1024) [default: those of FILE].
-    #[arg(short, long, value_name = "SIZE", required_unless_present = "backing")]
+    #[arg(short, long, value_name = "SIZE", required_unless_present_any = ["backing", "bytes"])]
     size: Option<Size>,
     /// Its format [default: qcow2 with --backing or if IMAGE ends in .qcow2, else raw].
     #[arg(short, long, value_enum, value_name = "FORMAT")]
@@ -83,7 +86,7 @@ pub(crate) fn run(args: &CreateArgs, log: &LogArgs) -> anyhow::Result<ExitCode> 
     }
     let target = new_file::place(&args.image)?;
     let backing = args.backing.as_deref().map(|file| backing(args, file)).transpose()?;
-    let size = match (args.size, &backing) {
+    let size = match (args.size.or(args.bytes), &backing) {
         (Some(Size(bytes)), _) => bytes,
         (None, Some(backing)) => backing.virtual_size.next_multiple_of(512),
         (None, None) => bail!("{name}: how large? Add --size SIZE"),

@@ -18,15 +18,16 @@ fn letters_mean_what_they_do_in_qemu_img() {
     says(dir, &clone, 0, &["vm: made, 1 GiB, qcow2, based on base (qcow2)"]);
     // It is no --force.
     says(dir, &clone, 1, &["vm: it is there already. Overwrite it with --force"]);
-    let size = ["create", "-f", "qcow2", "new", "10G"];
-    says(dir, &size, 2, &["unexpected argument '10G'", "write --size 10G"]);
+    says(dir, &["create", "-f", "qcow2", "g", "10G"], 0, &["g: made, 10 GiB, qcow2"]);
+    says(dir, &["create", "n", "1G", "--size", "2G"], 2, &["cannot be used with"]);
+    says(dir, &["create", "n"], 2, &["required arguments"]);
     says(dir, &["copy", "-f", "raw", "-O", "qcow2", "disk.img", "c"], 0, &["of qcow2"]);
     says(dir, &["copy", "-c", "disk.img", "d"], 0, &["compressed by zlib"]);
     says(dir, &["copy", "-f", "qcow2", "-O", "raw", "c", "e"], 0, &["1 MiB copied"]);
     says(dir, &["copy", "-f", "disk.img", "e"], 2, &["invalid value 'disk.img'", "raw, qcow2"]);
     says(dir, &["copy", "-c", "zstd", "disk.img", "f"], 2, &["write --compress=zstd"]);
     says(dir, &["info", "-f", "qcow2", "c"], 0, &["qcow2"]);
-    assert_eq!(names(dir), ["base", "c", "d", "disk.img", "e", "vm"]);
+    assert_eq!(names(dir), ["base", "c", "d", "disk.img", "e", "g", "vm"]);
 }
 
 #[test]
@@ -41,6 +42,20 @@ fn words_of_other_programs_are_answered_with_a_pointer() {
         (&["nbd", "a", "--tls-psk", "x"], "by certificates"),
         (&["ctl", "limit", "d", "--none"], "--iops none"),
         (&["create", "x", "--size", "-5"], "-5 is no size"),
+        (&["create", "x", "-5"], "-5 is no size"),
+        (&["create", "-f", "qcow2", "-o", "preallocation=full", "x", "1G"], "--cluster-size"),
+        (&["create", "-u", "-b", "a", "x"], "looked at"),
+        (&["copy", "-o", "cluster_size=4k", "a", "b"], "--cluster-size"),
+        (&["copy", "-p", "a", "b"], "by itself"),
+        (&["copy", "-n", "a", "b"], "an image that is there"),
+        (&["check", "-r", "all", "a"], "`qemu-img check -r`"),
+        (&["info", "-U", "a"], "locks"),
+        (&["info", "--backing-chain", "a"], "--format qcow2"),
+        (&["resize", "--preallocation=full", "a", "1G"], "`ringway copy --prealloc full`"),
+        (&["commit", "-d", "a"], "stays"),
+        (&["amend", "a"], "`qemu-img amend`"),
+        (&["bitmap", "a"], "`qemu-img bitmap`"),
+        (&["dd", "if=a", "of=b"], "`ringway copy`"),
     ] {
         let said = says(dir.path(), args, 2, &["tip: ", tip]);
         assert!(!said.contains("as a value, use '--") && !said.contains("similar"), "{said}");
