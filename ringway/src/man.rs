@@ -50,6 +50,57 @@ _ringway_and_disks() {
 complete -F _ringway_and_disks -o bashdefault -o default ringway
 "#;
 
+/// The same for zsh. Words that say where the daemon is may stand before those that `_arguments` is at.
+const DISKS_IN_ZSH: &str = r#"
+_ringway_disks() {
+    local -a said=(${(Q)${(z)LBUFFER}}) disks
+    local at control=$RINGWAY_CONTROL
+    for ((at = 1; at <= $#said; at++)); do
+        case $said[at] in
+            --control) control=$said[$((at + 1))] ;;
+            --control=*) control=${said[at]#*=} ;;
+        esac
+    done
+    [[ -n $control ]] && disks=(${(f)"$(ringway ctl --control $control list --json 2>/dev/null |
+        sed -n 's/^ *"image": "\(.*\)",*$/\1/p')"})
+    compadd -a disks
+}
+"#;
+
+/// The same for fish.
+const DISKS_IN_FISH: &str = r#"
+function __ringway_disks
+    set -l control $RINGWAY_CONTROL
+    set -l said (commandline -opc)
+    for at in (seq (count $said))
+        switch $said[$at]
+            case --control
+                set control $said[(math $at + 1)]
+            case '--control=*'
+                set control (string replace -- --control= '' $said[$at])
+        end
+    end
+    test -n "$control"
+    and ringway ctl --control $control list --json 2>/dev/null | string replace -rf '^ *"image": "(.*)",*$' '$1'
+end
+complete -c ringway -n "__fish_ringway_using_subcommand ctl; and __fish_seen_subcommand_from stats remove resize limit drain retry pause resume snapshot flatten commit" -f -a '(__ringway_disks)'
+"#;
+
+/// The script with `DISKS_IN_ZSH`: before the end, which runs it, and called where a disk is named.
+fn with_disks_in_zsh(script: &str) -> String {
+    let lines = script.lines().map(|line| match line.strip_suffix(":_default' \\") {
+        Some(rest)
+            if rest.trim_start_matches('\'').trim_start_matches(':').starts_with("disk -- ") =>
+        {
+            format!("{rest}:_ringway_disks' \\\n")
+        }
+        _ => format!("{line}\n"),
+    });
+    let script: String = lines.collect();
+    let end = script.rfind("\nif [ \"$funcstack").unwrap_or(script.len());
+    [&script[..end], DISKS_IN_ZSH, &script[end..]].concat()
+}
+
 /// The options of `ringway completions`.
 #[derive(Debug, Args)]
 #[command(after_help = SHELLS)]
@@ -78,8 +129,13 @@ pub(crate) fn completions(
 ) -> anyhow::Result<ExitCode> {
     let mut script = Vec::new();
     clap_complete::generate(args.shell, command, "ringway", &mut script);
-    let more = if args.shell == Shell::Bash { DISKS_IN_BASH } else { "" };
-    ringway_terminal::output::print(&(String::from_utf8(script)? + more))?;
+    let script = String::from_utf8(script)?;
+    ringway_terminal::output::print(&match args.shell {
+        Shell::Bash => script + DISKS_IN_BASH,
+        Shell::Zsh => with_disks_in_zsh(&script),
+        Shell::Fish => script + DISKS_IN_FISH,
+        _ => script,
+    })?;
     Ok(ExitCode::SUCCESS)
 }
 

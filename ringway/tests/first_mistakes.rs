@@ -387,33 +387,85 @@ fn what_bench_fills_a_file_with_cannot_be_compressed() {
     assert!(!said.contains("IOPS"), "{said}");
 }
 
-#[test]
-fn bash_completes_the_disks_of_a_daemon() {
+/// A daemon of two disks, and the script of `shell`.
+fn completed(shell: &str) -> (tempfile::TempDir, Daemon) {
     let dir = folder();
-    let dir = dir.path();
-    std::fs::copy(dir.join("disk.img"), dir.join("vm7.img")).unwrap();
+    std::fs::copy(dir.path().join("disk.img"), dir.path().join("vm7.img")).unwrap();
     let toml = "control = 'c'\n[[disk]]\nimage = 'disk.img'\nsocket = 's'\n[[disk]]\nimage = 'vm7.img'\n\
                 socket = 't'\n";
-    std::fs::write(dir.join("d.toml"), toml).unwrap();
-    let daemon = Daemon::serve(dir, &["--config", "d.toml"]);
-    let script = says(dir, &["completions", "bash"], 0, &[]);
-    std::fs::write(dir.join("script"), script).unwrap();
-    for (words, offered) in [
+    std::fs::write(dir.path().join("d.toml"), toml).unwrap();
+    let daemon = Daemon::serve(dir.path(), &["--config", "d.toml"]);
+    let script = says(dir.path(), &["completions", shell], 0, &[]);
+    std::fs::write(dir.path().join("script"), script).unwrap();
+    (dir, daemon)
+}
+
+/// Which images `words`, a script of `shell`, prints.
+fn offered(dir: &Path, shell: &[&str], words: &str) -> String {
+    let mut command = Command::new(shell[0]);
+    let program = ringway();
+    let folder = Path::new(program.get_program()).parent().unwrap();
+    let path = std::env::join_paths([folder, Path::new("/usr/bin"), Path::new("/bin")]).unwrap();
+    command.args(&shell[1..]).arg(words).current_dir(dir).env("PATH", path).env("HOME", dir);
+    let output = run(command);
+    let images: Vec<_> = text(&output.stdout)
+        .lines()
+        .filter(|line| line.contains("img"))
+        .map(str::to_owned)
+        .collect();
+    assert!(output.stderr.is_empty(), "{words}: {}", text(&output.stderr));
+    images.join(" ")
+}
+
+#[test]
+fn bash_completes_the_disks_of_a_daemon() {
+    let (dir, daemon) = completed("bash");
+    for (words, images) in [
         ("ringway ctl --control c pause ''", "disk.img vm7.img"),
         ("ringway ctl --control = c pause v", "vm7.img"),
         ("ringway ctl --control c list ''", ""),
     ] {
         let line = format!(
-            "PATH=$1:$PATH; . ./script; COMP_WORDS=({words}); COMP_CWORD=$((${{#COMP_WORDS[@]}} - 1)); \
+            ". ./script; COMP_WORDS=({words}); COMP_CWORD=$((${{#COMP_WORDS[@]}} - 1)); \
              _ringway_and_disks ringway \"${{COMP_WORDS[COMP_CWORD]}}\" \"${{COMP_WORDS[COMP_CWORD - 1]}}\"; \
-             echo ${{COMPREPLY[@]}} | tr ' ' '\\n' | grep img | xargs"
+             printf '%s\\n' \"${{COMPREPLY[@]}}\""
         );
-        let mut command = Command::new("bash");
-        let program = ringway();
-        let folder = Path::new(program.get_program()).parent().unwrap();
-        command.args(["-c", &line, "bash"]).arg(folder).current_dir(dir);
-        let output = run(command);
-        assert_eq!(text(&output.stdout).trim(), offered, "{words}: {}", text(&output.stderr));
+        assert_eq!(offered(dir.path(), &["bash", "-c"], &line), images, "{words}");
+    }
+    daemon.stop();
+}
+
+#[test]
+fn fish_completes_the_disks_of_a_daemon() {
+    let (dir, daemon) = completed("fish");
+    for (words, images) in [
+        ("ringway ctl --control c pause ", "disk.img vm7.img"),
+        ("ringway ctl --control=c stats v", "vm7.img"),
+        ("ringway ctl pause ", ""),
+    ] {
+        // Without files, which are offered beside where nothing forbids it.
+        let line = format!("source script; complete -C '{words}' | string match -v '*/*'");
+        assert_eq!(offered(dir.path(), &["fish", "--no-config", "-c"], &line), images, "{words}");
+    }
+    daemon.stop();
+}
+
+#[test]
+fn zsh_completes_the_disks_of_a_daemon() {
+    let (dir, daemon) = completed("zsh");
+    let script = std::fs::read_to_string(dir.path().join("script")).unwrap();
+    let called = |line: &&str| line.contains("disk -- ") && line.contains(":_ringway_disks'");
+    assert_eq!(script.lines().filter(called).count(), 11, "{script}");
+    for (words, images) in [
+        ("ringway ctl --control c pause ", "disk.img vm7.img"),
+        ("ringway ctl --control=c pause v", "disk.img vm7.img"),
+        ("ringway ctl pause ", ""),
+    ] {
+        // compadd keeps what begins as the word does.
+        let line = format!(
+            "compdef() {{ :; }}; compadd() {{ print -l $disks; }}; . ./script; LBUFFER='{words}'; _ringway_disks"
+        );
+        assert_eq!(offered(dir.path(), &["zsh", "-fc"], &line), images, "{words}");
     }
     daemon.stop();
 }
