@@ -1,0 +1,260 @@
+#!/usr/bin/env bash
+# Runs suites of others against this tree, in a Debian 13 of their own below the target directory. It is a campaign,
+# and no part of ./test.
+#
+#   tools/suites.sh [SUITE…]     all of them, unless told otherwise
+#
+#   qtest      QEMU's test of vhost-user-blk, with `ringway serve` in place of qemu-storage-daemon
+#   blktests   its group nbd in a guest of Debian's Linux, with `ringway nbd` and `serve --nbd` in place of nbd-server
+#
+# Prints a line for each case: pass, left out (and why), or FAIL, which ends in status 1. What cases said is in suites/results of the target directory.
+#
+# RINGWAY      the program to be tested; it is built if none is named
+# BLKTESTS     a folder with blktests; else it is cloned from its authors
+#
+# Needs root, mmdebstrap, git, the archive of Debian 13 (300 MB the first time), and 4 GB of disk. QEMU is built the
+# first time, because Debian's has no qtest accelerator: some ten minutes of one core.
+set -euo pipefail
+
+# --- stand-ins: a copy of this file is called by the names of the programs that ringway takes the place of
+
+# One value of a=b,c=d: value KEY LIST.
+value() { tr ',' '\n' <<<"$2" | sed -n "s/^$1=//p" | head -n 1; }
+
+as_storage_daemon() {
+    local image='' children=()
+    while [ $# -gt 0 ]; do
+        case $1 in
+            --blockdev) image=$(value filename "$2") ;;
+            --export)
+                ringway serve "$image" --format raw --fd "$(value addr.str "$2")" --queues "$(value num-queues "$2")" &
+                children+=($!) ;;
+        esac
+        shift 2
+    done
+    trap 'kill "${children[@]}"' TERM
+    # The first wait ends with the signal, the second with the children.
+    wait || true
+    wait
+}
+
+# nbd-server -p PID -C CONF, or nbd-server PORT FILE: both go on in the background.
+as_nbd_server() {
+    local pid_file conf file
+    # By the name that the cases end it with.
+    if [ "$1" = -p ]; then
+        pid_file=$2 conf=$4
+        file=$(sed -n 's/^exportname=//p' "$conf")
+        setsid /opt/ringway/nbd-server nbd "$file" --format raw --export export --listen 127.0.0.1:10809 \
+            </dev/null >/dev/null 2>&1 &
+        printf '%s\n' $! >"$pid_file"
+    else
+        setsid /opt/ringway/nbd-server serve "$2" --format raw --nbd "127.0.0.1:$1" </dev/null >/dev/null 2>&1 &
+    fi
+}
+
+case ${0##*/} in
+    qemu-storage-daemon) as_storage_daemon "$@"; exit ;;
+    nbd-server) as_nbd_server "$@"; exit ;;
+esac
+
+# --- the campaign
+
+cd "$(dirname "$0")/.."
+# shellcheck source=tools/prepare.sh
+. tools/prepare.sh
+for suite in "$@"; do
+    case $suite in qtest | blktests) ;; *) die "usage: tools/suites.sh [qtest] [blktests]" ;; esac
+done
+[ $# -gt 0 ] || set -- qtest blktests
+need_packages mmdebstrap=mmdebstrap git=git
+target=${CARGO_TARGET_DIR:-target}
+mkdir -p "$target/suites/results"
+top=$(realpath "$target/suites")
+bed=$top/bed
+archive=http://deb.debian.org/debian
+exec 9>"$top/lock"
+flock -n 9 || die "another tools/suites.sh is at work in $top"
+if [ -z "${RINGWAY:-}" ]; then
+    need_rust
+    cargo build --quiet --locked --package ringway --bin ringway
+    RINGWAY=$target/debug/ringway
+fi
+
+# in_bed COMMAND…: as root there, with processes of its own, which end with it.
+in_bed() {
+    # shellcheck disable=SC2016 # for the shell inside
+    unshare --mount --pid --fork --kill-child sh -c '
+        bed=$1 && shift
+        mount --rbind /dev "$bed/dev" && mount -t proc proc "$bed/proc" && mount --rbind /sys "$bed/sys" &&
+        mount -t tmpfs tmpfs "$bed/run" && mount -t tmpfs -o mode=1777 tmpfs "$bed/dev/shm" && exec chroot "$bed" "$@"
+    ' sh "$bed" "$@" 9>&-
+}
+
+make_bed() {
+    [ ! -d "$bed" ] || return 0
+    say "unpacking Debian 13 below $top"
+    rm -rf "$bed.new"
+    mmdebstrap --quiet --variant=minbase --aptopt='APT::Install-Recommends "false"' \
+        --include=bc,bison,bsdextrautils,ca-certificates,cpio,dpkg-dev,e2fsprogs,file,flex,gawk,gcc,jq,kmod,libc6-dev \
+        --include=libfdt-dev,libglib2.0-dev,libpixman-1-dev,linux-image-amd64,make,meson,ninja-build,pkgconf,procps \
+        --include=psmisc,python3,python3-venv,qemu-system-x86,qemu-utils,seabios,xz-utils,zlib1g-dev \
+        trixie "$bed.new" "deb $archive trixie main" "deb-src $archive trixie main"
+    mkdir -p "$bed.new/suites" "$bed.new/opt/ringway"
+    mv "$bed.new" "$bed"
+}
+
+# The program under test, and this file under the names of others.
+put_in() { # ROOT
+    local name
+    mkdir -p "$1/opt/ringway" "$1/suites"
+    install "$RINGWAY" "$1/opt/ringway/ringway"
+    ln -sf ringway "$1/opt/ringway/nbd-server"
+    install tools/suites.sh "$1/suites/suites.sh"
+    for name in qemu-storage-daemon nbd-server; do
+        ln -sf suites.sh "$1/suites/$name"
+    done
+    ln -sf /opt/ringway/ringway "$1/usr/bin/ringway"
+}
+
+make_qemu() {
+    [ ! -x "$bed/suites/qemu/build/tests/qtest/qos-test" ] || return 0
+    say "building Debian's QEMU with its qtest accelerator"
+    # shellcheck disable=SC2016 # for the shell inside
+    in_bed sh -euc '
+        cd /suites
+        rm -rf qemu qemu-*
+        apt-get update -q >/dev/null
+        apt-get source -q --download-only qemu >/dev/null
+        dpkg-source -x qemu_*.dsc qemu >/dev/null
+        rm -f qemu_*
+        mkdir qemu/build
+        cd qemu/build
+        ../configure --target-list=x86_64-softmmu --without-default-features --disable-docs --disable-download \
+            --disable-werror --disable-install-blobs --enable-tcg --enable-tools \
+            --enable-vhost-user --enable-vhost-user-blk-server --extra-cflags="-O0 -g0" >/dev/null
+        ninja qemu-system-x86_64 tests/qtest/qos-test >/dev/null
+    ' >"$top/results/qemu.log" 2>&1 || die "QEMU cannot be built: see $top/results/qemu.log"
+}
+
+# --- what came of it
+
+failed=0
+counts=()
+tell() { # SUITE CASE pass|FAIL|out [WHY]
+    local how=$3 why=${4:-}
+    [ "$how" != FAIL ] || failed=1
+    [ "$how" != out ] || how='left out'
+    printf '%-14s %-44s %-9s %s\n' "$1" "$2" "$how" "$why"
+    counts+=("$1: $how")
+}
+
+qtest() {
+    local path how log
+    make_qemu
+    # Debian's have the firmware, which ours looks for in vain.
+    printf '%s\n' '#!/bin/sh' \
+        'exec /suites/qemu/build/qemu-system-x86_64 -L /usr/share/qemu -L /usr/share/seabios "$@"' \
+        >"$bed/suites/qemu-system-x86_64"
+    chmod +x "$bed/suites/qemu-system-x86_64"
+    local environment=(QTEST_QEMU_BINARY=/suites/qemu-system-x86_64
+        QTEST_QEMU_STORAGE_DAEMON_BINARY=/suites/qemu-storage-daemon)
+    local test=/suites/qemu/build/tests/qtest/qos-test
+    in_bed env "${environment[@]}" "$test" -l 2>/dev/null |
+        sed -n 's|^# \(/.*/vhost-user-blk.*-tests/.*\)|\1|p' >"$top/results/qtest.list"
+    [ -s "$top/results/qtest.list" ] || die "QEMU's qos-test has no cases of vhost-user-blk"
+    while read -r path; do
+        log=$top/results/qtest-$(basename "$path").log how=FAIL
+        in_bed timeout 120 env "${environment[@]}" "$test" -p "$path" --tap -k >"$log" 2>&1 </dev/null && how=pass
+        grep -q '^ok .*# SKIP' "$log" && how=out
+        grep -q '^ok ' "$log" || how=FAIL
+        tell qtest "${path##*-tests/}" "$how" "$(sed -n 's/^ok .*# SKIP//p' "$log")"
+    done <"$top/results/qtest.list"
+}
+
+blktests() {
+    local guest=$top/guest release initrd=$top/guest.cpio kernel log=$top/results/blktests.log name how
+    if [ ! -d "$guest" ]; then
+        say "unpacking Debian 13 for a guest"
+        rm -rf "$guest.new"
+        mmdebstrap --quiet --variant=minbase --aptopt='APT::Install-Recommends "false"' \
+            --include=bc,bsdextrautils,e2fsprogs,fio,gawk,iproute2,kmod,libnl-utils,nbd-client,parted,procps \
+            --include=psmisc,udev,util-linux \
+            trixie "$guest.new"
+        mv "$guest.new" "$guest"
+    fi
+    if [ ! -d "$top/blktests" ]; then
+        rm -rf "$top/blktests.new"
+        if [ -n "${BLKTESTS:-}" ]; then
+            cp -a "$BLKTESTS" "$top/blktests.new"
+        else
+            git clone --quiet --depth 1 https://github.com/linux-blktests/blktests "$top/blktests.new"
+        fi
+        mv "$top/blktests.new" "$top/blktests"
+    fi
+    kernel=$(find "$bed/boot" -name 'vmlinuz-*' | head -n 1)
+    release=${kernel##*/vmlinuz-}
+    rm -rf "$guest/blktests" "$guest/usr/lib/modules" "$bed/suites/blktests"
+    cp -a "$top/blktests" "$bed/suites/blktests"
+    # Programs of groups other than nbd may want what is not there.
+    in_bed make --quiet -k -C /suites/blktests/src >"$log.make" 2>&1 || true
+    cp -a "$bed/suites/blktests" "$guest/blktests"
+    mkdir -p "$guest/usr/lib/modules/$release"
+    cp "$bed/usr/lib/modules/$release/"modules.{builtin,builtin.modinfo,order} "$guest/usr/lib/modules/$release/"
+    in_bed modprobe -S "$release" --show-depends -a nbd ext4 | sed -n 's/^insmod //p' | while read -r name; do
+        install -D "$bed$name" "$guest/usr${name#/usr}"
+    done
+    chroot "$guest" depmod "$release"
+    put_in "$guest"
+    ln -sf /suites/nbd-server "$guest/usr/sbin/nbd-server"
+    printf '127.0.0.1 localhost\n' >"$guest/etc/hosts"
+    cat >"$guest/init" <<'END'
+#!/bin/bash
+export PATH=/usr/sbin:/usr/bin HOME=/root
+mount -t proc proc /proc && mount -t sysfs sysfs /sys && mount -t devtmpfs dev /dev
+mkdir -p /dev/shm && mount -t tmpfs tmpfs /dev/shm && mount -t tmpfs tmpfs /run && mount -t tmpfs tmpfs /tmp
+mount -t debugfs debugfs /sys/kernel/debug
+ln -sf /proc/self/fd /dev/fd
+exec </dev/console >/dev/console 2>&1
+ip link set lo up
+/usr/lib/systemd/systemd-udevd --daemon
+udevadm trigger && udevadm settle
+# Plain lines, as for no terminal.
+cd /blktests && ./check nbd 2>&1 | cat
+find results -name '*.bad' -exec tail -n 40 {} +
+echo THE END
+echo b >/proc/sysrq-trigger
+END
+    chmod +x "$guest/init"
+    mkdir -p "$bed/suites/guest"
+    (cd "$guest" && find . -path ./usr/share/doc -prune -o -path ./usr/share/locale -prune -o -path ./var/cache -prune \
+        -o -path ./var/lib/apt -prune -o -print) >"$top/guest.list"
+    mount --bind "$guest" "$bed/suites/guest"
+    in_bed sh -c 'cd /suites/guest && cpio --quiet -o -H newc' <"$top/guest.list" >"$initrd"
+    umount "$bed/suites/guest"
+    cp "$initrd" "$bed/suites/guest.cpio"
+    in_bed timeout 900 qemu-system-x86_64 -accel tcg,thread=multi -cpu max -m 3G -smp 2 -nodefaults -no-user-config \
+        -display none -serial stdio -no-reboot -machine q35 \
+        -kernel "/boot/vmlinuz-$release" -initrd /suites/guest.cpio \
+        -append "console=ttyS0 quiet panic=-1 tsc=reliable rdinit=/init" >"$log" 2>&1 </dev/null || true
+    grep -q '^THE END' "$log" || die "the guest did not come to its end: see $log"
+    while read -r name how; do
+        case $how in
+            *'[passed]'*) tell blktests "$name" pass ;;
+            *'[failed]'*) tell blktests "$name" FAIL ;;
+            *'[not run]'*) tell blktests "$name" out "$(grep -A 1 "^$name .*not run" "$log" | tail -n 1 | xargs)" ;;
+        esac
+    done < <(tr -d '\r' <"$log" | grep -E '^nbd/[0-9]+ .*\[(passed|failed|not run)\]' | sort -u)
+}
+
+make_bed
+put_in "$bed"
+say "$("$RINGWAY" --version | tr '\n' ' ')"
+for suite in "$@"; do
+    case $suite in
+        qtest) qtest ;;
+        blktests) blktests ;;
+    esac
+done
+printf '%s\n' "${counts[@]}" | sort | uniq -c
+exit $failed
