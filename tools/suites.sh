@@ -7,7 +7,8 @@
 #   qtest      QEMU's test of vhost-user-blk, with `ringway serve` in place of qemu-storage-daemon
 #   blktests   its group nbd in a guest of Debian's Linux, with `ringway nbd` and `serve --nbd` in place of nbd-server
 #
-# Prints a line for each case: pass, left out (and why), or FAIL, which ends in status 1. What cases said is in suites/results of the target directory.
+# Prints a line for each case: pass, left out (and why), or FAIL, which ends in status 1. What cases said is in
+# suites/results of the target directory.
 #
 # RINGWAY      the program to be tested; it is built if none is named
 # BLKTESTS     a folder with blktests; else it is cloned from its authors
