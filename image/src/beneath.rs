@@ -4,7 +4,7 @@
 //! moment between a look and the opening in which a link could be changed. What stays to be decided
 //! here is only which name, relative to the folder, a header means.
 
-use ringway_core::host::File;
+use ringway_core::host::{File, Instant, thread::sleep};
 use rustix::fs::{self, FileType, Mode, OFlags, ResolveFlags};
 use rustix::io::Errno;
 use std::fs::Metadata;
@@ -12,8 +12,7 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Component, Path, PathBuf};
-use std::thread::sleep;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// How often a name is looked up again when folders are renamed meanwhile (EAGAIN).
 const RACES_MAX: u32 = 8;

@@ -137,7 +137,7 @@ fn c17_a_guest_on_packed_rings_goes_there_and_back() {
 /// A machine whose front-end has gone with a write that storage still has begins anew, in other memory, and is migrated: its
 /// image is given up once that write is over, and its front-end is told to go on elsewhere then. It was never given up.
 #[test]
-fn c86_a_guest_leaves_once_what_was_left_before_it_is_over() {
+fn c87_a_guest_leaves_once_what_was_left_before_it_is_over() {
     let folder = tempfile::tempdir().unwrap();
     let path = image(folder.path(), BYTES);
     let store = StallingStore::new(usize::try_from(BYTES).unwrap());
