@@ -12,7 +12,7 @@
 
 use crate::host::Instant;
 use crate::host::sync::{Condvar, Mutex, MutexGuard};
-use crate::host::thread::sleep;
+use crate::host::thread::{panicking, sleep};
 use std::fmt;
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
@@ -204,12 +204,13 @@ impl SyncTurn {
     }
 }
 
-/// Whoever has the turn gives it back, also by a panic.
+/// Whoever has the turn gives it back, also by a panic, after which nobody is answered by that sync.
 struct EndsTurn<'a>(&'a SyncTurn, fn(&SyncTurn));
 
 impl Drop for EndsTurn<'_> {
     fn drop(&mut self) {
-        (self.1)(self.0);
+        let end = if panicking() { SyncTurn::end_in_vain } else { self.1 };
+        end(self.0);
     }
 }
 
@@ -241,6 +242,16 @@ mod tests {
         assert!(!turn.has_ended(first) && turn.try_begin());
         turn.end();
         assert!(turn.has_ended(first));
+        assert!(turn.by_thread(|| ()).is_some(), "it is nobody's turn");
+    }
+
+    #[test]
+    fn a_sync_that_panics_answers_nobody() {
+        let turn = SyncTurn::default();
+        let joined = turn.join();
+        let panics = || turn.by_thread(|| panic!("so it shall"));
+        assert!(std::panic::catch_unwind(std::panic::AssertUnwindSafe(panics)).is_err());
+        assert!(!turn.has_ended(joined), "nobody knows what it did");
         assert!(turn.by_thread(|| ()).is_some(), "it is nobody's turn");
     }
 

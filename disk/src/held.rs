@@ -169,6 +169,7 @@ mod tests {
     use super::*;
     use crate::CustomDisk;
     use crate::choices::EngineKind;
+    use crate::storage::Flush;
     use std::fs::File;
     use std::io::Write;
     use std::sync::Arc;
@@ -196,11 +197,12 @@ mod tests {
             ("holes, discard", false, |disk| disk.geometry.discard = true, OnError::Hold),
             ("read-only", false, |disk| disk.geometry.read_only = true, OnError::Report),
             ("block device", false, |disk| disk.block_device = true, OnError::Report),
-            ("no file", false, |disk| disk.engine = EngineKind::Custom, OnError::Report),
+            ("no file", false, |disk| disk.nature.flush = Flush::Engine, OnError::Report),
         ];
         for (what, full, change, right) in cases {
             let mut disk = CustomDisk::new(BYTES).open(None).unwrap();
             disk.engine = EngineKind::Threads;
+            disk.nature.flush = Flush::Host;
             disk.geometry.discard = false;
             disk.active.get_mut().unwrap().file = Arc::new(image(full));
             change(&mut disk);
