@@ -56,7 +56,13 @@ fn serve(dir: &Path, more: &[&str]) -> (Daemon, u16) {
     let mut command = ringway();
     command.arg("nbd").args(WITH_TLS).args(more).current_dir(dir);
     let mut daemon = Daemon::start(command);
-    let message = daemon.ready.clone() + &daemon.next_line();
+    let mut message = daemon.ready.clone();
+    let mut goes_on = true;
+    while goes_on && !message.contains("nbds://") {
+        let line = daemon.next_line();
+        goes_on = !line.is_empty();
+        message += &line;
+    }
     let uri = message.split_whitespace().find(|word| word.starts_with("nbds://")).expect("a URI");
     let port = uri.trim_end_matches("/d").rsplit(':').next().unwrap().parse().unwrap();
     (daemon, port)

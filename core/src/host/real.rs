@@ -1,9 +1,12 @@
 //! The host itself.
 
 use super::identity::Identity;
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::fs::{OFlags, fcntl_getfl, fstat};
+use rustix::io::Errno;
 use std::hash::{BuildHasher, RandomState};
 use std::io::{self, Write};
-use std::os::fd::{AsRawFd, FromRawFd, RawFd};
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, RawFd};
 use std::sync::OnceLock;
 
 pub use std::fs::File;
@@ -54,15 +57,15 @@ impl Bell {
 /// # Errors
 /// What the host says.
 pub fn wait_for(bell: RawFd) -> io::Result<()> {
-    let mut wanted = libc::pollfd { fd: bell, events: libc::POLLIN, revents: 0 };
-    // SAFETY: one entry, which is ours for the call.
-    if unsafe { libc::poll(&raw mut wanted, 1, -1) } < 0 {
-        let error = io::Error::last_os_error();
-        return if error.kind() == io::ErrorKind::Interrupted { Ok(()) } else { Err(error) };
+    // SAFETY: whoever has the bell keeps it open meanwhile; any other descriptor with its number does no harm either.
+    let bell = unsafe { BorrowedFd::borrow_raw(bell) };
+    match poll(&mut [PollFd::new(&bell, PollFlags::IN)], None) {
+        Ok(_) => {}
+        Err(Errno::INTR) => return Ok(()),
+        Err(error) => return Err(error.into()),
     }
-    let mut count = [0; 8];
-    // SAFETY: eight bytes, which are ours for the call. Rung once more meanwhile is as good as waited for.
-    unsafe { libc::read(bell, count.as_mut_ptr().cast(), count.len()) };
+    // Rung once more meanwhile is as good as waited for.
+    let _ = rustix::io::read(bell, &mut [0; 8]);
     Ok(())
 }
 
@@ -122,23 +125,13 @@ fn fallocate(file: &File, mode: i32, at: u64, len: u64) -> io::Result<()> {
 /// # Errors
 /// What the host says.
 pub fn identity(file: &File) -> io::Result<Identity> {
-    // SAFETY: stat is a plain C struct for which zeroes are valid, and ours.
-    let mut stat: libc::stat = unsafe { std::mem::zeroed() };
-    // SAFETY: as above.
-    let flags = unsafe {
-        if libc::fstat(file.as_raw_fd(), &raw mut stat) < 0 {
-            return Err(io::Error::last_os_error());
-        }
-        libc::fcntl(file.as_raw_fd(), libc::F_GETFL)
-    };
-    if flags < 0 {
-        return Err(io::Error::last_os_error());
-    }
+    let stat = fstat(file)?;
+    let direct = fcntl_getfl(file)?.contains(OFlags::DIRECT);
     // Types differ from target to target.
     #[allow(clippy::useless_conversion, clippy::unnecessary_cast)]
     let written = (i64::from(stat.st_mtime), stat.st_mtime_nsec as u64);
     let place = (stat.st_dev, stat.st_ino, stat.st_rdev);
-    Ok(Identity { place, written, direct: flags & libc::O_DIRECT != 0 })
+    Ok(Identity { place, written, direct })
 }
 
 fn place(at: u64) -> io::Result<libc::off_t> {
