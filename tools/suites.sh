@@ -73,7 +73,6 @@ target=${CARGO_TARGET_DIR:-target}
 mkdir -p "$target/suites/results"
 top=$(realpath "$target/suites")
 bed=$top/bed
-archive=http://deb.debian.org/debian
 exec 9>"$top/lock"
 flock -n 9 || die "another tools/suites.sh is at work in $top"
 if [ -z "${RINGWAY:-}" ]; then
@@ -96,11 +95,13 @@ make_bed() {
     [ ! -d "$bed" ] || return 0
     say "unpacking Debian 13 below $top"
     rm -rf "$bed.new"
+    # shellcheck disable=SC2016 # for the shell of mmdebstrap
     mmdebstrap --quiet --variant=minbase --aptopt='APT::Install-Recommends "false"' \
         --include=bc,bison,bsdextrautils,ca-certificates,cpio,dpkg-dev,e2fsprogs,file,flex,gawk,gcc,jq,kmod,libc6-dev \
         --include=libfdt-dev,libglib2.0-dev,libpixman-1-dev,linux-image-amd64,make,meson,ninja-build,pkgconf,procps \
         --include=psmisc,python3,python3-venv,qemu-system-x86,qemu-utils,seabios,xz-utils,zlib1g-dev \
-        trixie "$bed.new" "deb $archive trixie main" "deb-src $archive trixie main"
+        --setup-hook='sed -i "s/^deb \(.*\)/&\ndeb-src \1/" "$1/etc/apt/sources.list"' \
+        trixie "$bed.new"
     mkdir -p "$bed.new/suites" "$bed.new/opt/ringway"
     mv "$bed.new" "$bed"
 }
@@ -178,7 +179,8 @@ blktests() {
     if [ ! -d "$guest" ]; then
         say "unpacking Debian 13 for a guest"
         rm -rf "$guest.new"
-        mmdebstrap --quiet --variant=minbase --aptopt='APT::Install-Recommends "false"' \
+        # shellcheck disable=SC2016 # for the shell of mmdebstrap
+    mmdebstrap --quiet --variant=minbase --aptopt='APT::Install-Recommends "false"' \
             --include=bc,bsdextrautils,e2fsprogs,fio,gawk,iproute2,kmod,libnl-utils,nbd-client,parted,procps \
             --include=psmisc,udev,util-linux \
             trixie "$guest.new"
