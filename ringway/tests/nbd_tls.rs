@@ -7,7 +7,6 @@ use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::path::Path;
 use std::process::{Command, Output};
-use std::time::{Duration, Instant};
 
 const MIB: usize = 1 << 20;
 
@@ -98,45 +97,6 @@ fn stock_clients_copy_over_tls_and_plain_ones_get_nothing() {
         well(dir, "nbdinfo", &["--size", &uri]);
         daemon.stop();
     }
-}
-
-/// Its writes wait for the disk to be resumed, some of them with the thread that speaks TLS, and it is killed. More of them
-/// would fill the window of TCP, behind which no end arrives.
-#[test]
-fn b52_a_client_over_tls_that_has_gone_takes_what_it_asked_for_with_it() {
-    let Some(dir) = with_certificates() else { return };
-    let dir = dir.path();
-    let (daemon, port) = serve(dir, &["--control", "ctl"]);
-    let ctl = |args: &[&str]| {
-        let output =
-            ringway().args(["ctl", "--control", "ctl"]).args(args).current_dir(dir).output();
-        let output = output.unwrap();
-        assert!(output.status.success(), "{args:?}: {}", text(&output.stderr));
-        text(&output.stdout).replace(' ', "")
-    };
-    let until = |what: &str, connected: bool| {
-        let begun = Instant::now();
-        while ctl(&["list", "--json"]).contains(r#""connected":true"#) != connected {
-            assert!(begun.elapsed() < PATIENCE, "{what}: {}", daemon.log());
-            std::thread::sleep(Duration::from_millis(10));
-        }
-    };
-    ctl(&["pause", "0"]);
-    let at = dir.join("bare");
-    let uri = format!("nbds://localhost:{port}/d?tls-certificates={}", at.display());
-    let few = ["--connections=1", "--requests=4", "--request-size=65536"];
-    let copy = [&few[..], &["from.img", &uri]].concat();
-    let copy = Command::new("nbdcopy").args(copy).current_dir(dir).spawn();
-    let Ok(mut copy) = copy else { return skip(Need::Nbd, "nbdcopy") };
-    until("it connects", true);
-    // What it has in flight is on its way.
-    std::thread::sleep(Duration::from_secs(1));
-    copy.kill().unwrap();
-    copy.wait().unwrap();
-    until("it has gone", false);
-    ctl(&["resume", "0"]);
-    daemon.stop();
-    assert!(std::fs::read(dir.join("disk.img")).unwrap().iter().all(|byte| *byte == 0));
 }
 
 /// Says what begins a handshake, and asks for TLS.
