@@ -175,7 +175,7 @@ qtest() {
 }
 
 blktests() {
-    local guest=$top/guest release initrd=$top/guest.cpio kernel log=$top/results/blktests.log name how
+    local guest=$top/guest release initrd=$top/guest.cpio kernel log=$top/results/blktests.log name how told
     if [ ! -d "$guest" ]; then
         say "unpacking Debian 13 for a guest"
         rm -rf "$guest.new"
@@ -241,13 +241,16 @@ END
         -kernel "/boot/vmlinuz-$release" -initrd /suites/guest.cpio \
         -append "console=ttyS0 quiet panic=-1 tsc=reliable rdinit=/init" >"$log" 2>&1 </dev/null || true
     grep -q '^THE END' "$log" || die "the guest did not come to its end: see $log"
+    told=''
     while read -r name how; do
+        told=1
         case $how in
             *'[passed]'*) tell blktests "$name" pass ;;
             *'[failed]'*) tell blktests "$name" FAIL ;;
             *'[not run]'*) tell blktests "$name" out "$(grep -A 1 "^$name .*not run" "$log" | tail -n 1 | xargs)" ;;
         esac
     done < <(tr -d '\r' <"$log" | grep -E '^nbd/[0-9]+ .*\[(passed|failed|not run)\]' | sort -u)
+    [ -n "$told" ] || die "blktests says nothing of any case: see $log"
 }
 
 make_bed
