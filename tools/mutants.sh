@@ -93,7 +93,7 @@ round() {
             tests+=(-- --skip power_cut:: --skip c02_faults_within --skip c03_writes_within)
             ;;
         quick.export | quick.transport/vhost-user)
-            tests=(--lib --test session_corpus --test inflight --test queue_reset --test turns)
+            tests=(--lib --test session_corpus --test sessions --test turns -- --skip hazards_ --skip two_drivers::)
             ;;
     esac
     shift 4

@@ -8,8 +8,9 @@
 #
 # A program that has not ended after 20 minutes is killed, and has failed: its log names the test that hangs.
 #
-# LIST is as tools/tests.txt. Programs run two at a time, then those one by one that LIST wants alone. A line of
-# LIST that names nothing is an error: whoever renames a test takes its line along.
+# LIST is as tools/tests.txt. Programs run two at a time, then those one by one that LIST wants alone. One that LIST says
+# waits has twice as many tests at a time as there are CPUs. A line of LIST that names nothing is an error: whoever
+# renames a test takes its line along.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 die() { printf 'error: %s\n' "$*" >&2; exit 1; }
@@ -31,7 +32,7 @@ read_list() { # read_list LIST
     local pattern word reason
     while read -r pattern word reason; do
         case $pattern in '' | '#'*) continue ;; esac
-        case $word in alone | full) ;; *) die "$1: $pattern: neither alone nor full: $word" ;; esac
+        case $word in alone | full | waits) ;; *) die "$1: $pattern: neither alone, full nor waits: $word" ;; esac
         [ -n "$reason" ] || die "$1: $pattern: say why"
         patterns+=("$pattern") words+=("$word") reasons+=("$reason") used+=('')
     done <"$1"
@@ -81,11 +82,11 @@ finish() { # finish COUNT
 
 count() { "$1" --list --format terse "${@:2}" 2>/dev/null | grep -c ': test$' || true; }
 
-# Sets `verdict` to what the list says of a program: alone, full or nothing; and `skipped` to the arguments that
-# leave out its tests that only ./test full runs.
+# Sets `verdict` to what the list says of a program: alone, full or nothing; `threads` to the number of its tests that
+# run at a time; and `skipped` to the arguments that leave out its tests that only ./test full runs.
 judge() { # judge NAME PROGRAM
     local at test
-    verdict='' skipped=()
+    verdict='' skipped=() threads=$(nproc)
     for at in "${!patterns[@]}"; do
         # shellcheck disable=SC2053 # a pattern
         [[ $1 == ${patterns[at]%%::*} ]] || continue
@@ -93,6 +94,8 @@ judge() { # judge NAME PROGRAM
             used[at]=yes
             if [ "${words[at]}" = alone ]; then
                 verdict=${verdict:-alone}
+            elif [ "${words[at]}" = waits ]; then
+                threads=$((2 * $(nproc)))
             elif [ -n "$left" ]; then
                 verdict=full
                 printf '%s: %d tests, %s\n' "$1" "$(count "$2")" "${reasons[at]}" >>"$left"
@@ -100,7 +103,7 @@ judge() { # judge NAME PROGRAM
             continue
         fi
         test=${patterns[at]#*::}
-        [ "${words[at]}" = full ] || die "${patterns[at]}: only programs run alone"
+        [ "${words[at]}" = full ] || die "${patterns[at]}: only programs run alone, or wait"
         [ "$(count "$2" --exact "$test")" -eq 1 ] || continue
         used[at]=yes
         [ -n "$left" ] || continue
@@ -108,6 +111,7 @@ judge() { # judge NAME PROGRAM
         printf '%s: 1 test, %s\n' "${patterns[at]}" "${reasons[at]}" >>"$left"
     done
     [ ${#skipped[@]} -eq 0 ] || skipped=(--exact "${skipped[@]}")
+    skipped+=(--test-threads "$threads")
 }
 
 # Starts what is `number` in the plan, with at most one other.
@@ -121,7 +125,7 @@ start_next() { # start_next NUMBER MOST
 }
 
 run() { # run PROGRAMS LIST LOG [LEFT]
-    local package folder program library name at verdict skipped
+    local package folder program library name at verdict skipped threads
     log=$3 left=${4:-}
     read_list "$2"
     : >"$log"

@@ -1,10 +1,7 @@
 //! The daemon is killed again and again under verified writes, and started again: the front-end
 //! reconnects, and nothing is lost, done twice, or late. `xtask kill` runs the same in any number.
-#![allow(missing_docs)]
 
-mod common;
-
-use common::{Daemon, PATIENCE, folder};
+use crate::common::{Daemon, PATIENCE, folder};
 use ringway_driver::{Device, Error, Options, SchedulerMode};
 use ringway_testkit::Rng;
 use ringway_testkit::kill::oracle::Wrong;

@@ -25,6 +25,7 @@ mod images;
 mod io;
 mod isolate;
 mod journal;
+mod kill;
 mod limits;
 mod log;
 mod merge;

@@ -1,6 +1,5 @@
 //! Clients that go while their requests wait (docs/hazards.md, C51 to C53, C59): what storage was not given is
 //! dropped, what it was given counts until it is over.
-#![allow(missing_docs)]
 
 use ringway_disk::{Alignment, CustomDisk, EngineKind, ErrorPolicy, OnError, Source};
 use ringway_export::ChangeError;

@@ -1,5 +1,4 @@
 //! Requests over a socket to a real worker and a real file: what each does, to the byte.
-#![allow(missing_docs)]
 
 use ringway_disk::EngineKind;
 use ringway_testkit::nbd::{

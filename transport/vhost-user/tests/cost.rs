@@ -1,6 +1,5 @@
 //! Requests that cost much to read leave a neighbour on the same worker its share (hazard A21), in
 //! both formats of rings. Counts requests and turns, never time.
-#![allow(missing_docs)]
 
 use ringway_disk::{EngineKind, Source};
 use ringway_export::usable_engines;

@@ -1,6 +1,5 @@
 //! The dirty log for live migration: every page the device writes is marked, and a hostile log harms
 //! nobody else.
-#![allow(missing_docs)]
 
 use ringway_disk::{EngineKind, Source};
 use ringway_export::Polling;

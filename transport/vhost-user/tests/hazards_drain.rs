@@ -1,6 +1,5 @@
 //! Queues stop under full load, in every way there is: bounded, and not a byte of guest memory is
 //! written once the front-end has its answer. Rows A17, B7, B8, B12, B37 to B40, C59 of docs/hazards.md.
-#![allow(missing_docs)]
 
 use ringway_disk::{Alignment, CustomDisk, EngineKind, SimModel, Source};
 use ringway_testkit::raw::{

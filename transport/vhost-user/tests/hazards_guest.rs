@@ -1,6 +1,5 @@
 //! A hostile guest costs itself a chain or its queue, and nothing else. Rows A1–A20 of the table in
 //! docs/hazards.md, each a test of its name.
-#![allow(missing_docs)]
 
 use ringway_disk::EngineKind;
 use ringway_testkit::raw::{

@@ -1,5 +1,4 @@
 //! Row B12 of the table in docs/hazards.md: a disk changes its size, or rests, while guests use it.
-#![allow(missing_docs)]
 
 use ringway_disk::{EngineKind, ResizeError, Source};
 use ringway_driver::{BlkQueue, Device, Options, Status};

@@ -1,7 +1,6 @@
 //! A disk fails, requests are held, and their queue is stopped: if the daemon does that they stay in the record
 //! of what is in flight, for whoever goes on; if the front-end does they fail, because its guest may go on
 //! where nobody knows of the record.
-#![allow(missing_docs)]
 
 use ringway_aio::{Fault, Faulty, Io, Null};
 use ringway_disk::{EngineKind, ErrorPolicy, OnError, OpenOptions, Source, open};

@@ -1,6 +1,5 @@
 //! The inflight region at the door: what it is made like, what is refused, and that requests which a
 //! predecessor left in flight are carried out first.
-#![allow(missing_docs)]
 
 use ringway_disk::EngineKind;
 use ringway_ring::virtqueue::inflight_bytes;

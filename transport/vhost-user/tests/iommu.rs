@@ -1,6 +1,5 @@
 //! A guest behind an IOMMU (ACCESS_PLATFORM): translations are asked for, obeyed and given up. Row A22
 //! of docs/hazards.md. The front-end here keeps a page table by hand, and answers when a test lets it.
-#![allow(missing_docs)]
 
 use ringway_disk::{Alignment, CacheMode, CustomDisk, EngineKind, SchedulerMode, SimModel, Source};
 use ringway_export::Polling;

@@ -1,5 +1,4 @@
 //! Memory that comes and goes slot by slot (ADD_MEM_REG, REM_MEM_REG) while a queue runs.
-#![allow(missing_docs)]
 
 use ringway_disk::EngineKind;
 use ringway_testkit::raw::{

@@ -1,6 +1,5 @@
 //! Each message of the protocol in each state of a queue: the table of docs/vhost-user.md, cell by cell. What is
 //! refused has no effect, what is accepted stays, and the other queue goes on.
-#![allow(missing_docs)]
 
 use ringway_disk::EngineKind;
 use ringway_testkit::raw::{

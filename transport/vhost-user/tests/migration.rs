@@ -1,6 +1,5 @@
 //! Two back-ends on one image, and a guest that goes from one to the other: the lock of the image
 //! belongs to the rings that run (hazard C17).
-#![allow(missing_docs)]
 
 use ringway_disk::{EngineKind, lock_image, unlock_image};
 use ringway_testkit::StallingStore;

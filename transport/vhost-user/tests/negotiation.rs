@@ -1,5 +1,4 @@
 //! What front-end and back-end agree on before queues run: features, and what the configuration space says.
-#![allow(missing_docs)]
 
 use ringway_disk::{EngineKind, Source};
 use ringway_testkit::raw::{

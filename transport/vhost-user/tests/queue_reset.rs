@@ -1,6 +1,5 @@
 //! VIRTIO_F_RING_RESET: one queue is stopped, set up anew and started while another one works. The
 //! front-end turns the reset into GET_VRING_BASE, and what follows into SET_VRING_*.
-#![allow(missing_docs)]
 
 use ringway_disk::EngineKind;
 use ringway_export::Polling;

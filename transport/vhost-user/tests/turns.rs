@@ -1,5 +1,4 @@
 //! A session that is carried in turns says when the next one is due.
-#![allow(missing_docs)]
 
 use ringway_disk::{EngineKind, Source, lock_image, unlock_image};
 use ringway_export::ChangeError;

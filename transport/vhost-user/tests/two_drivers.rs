@@ -1,7 +1,6 @@
 //! The same script through two drivers: the `virtio-driver` crate's, which knows nothing of ours, and
 //! our own. Both formats, with and without EVENT_IDX, polling and sleeping: every read and the disk
 //! at the end must be the same.
-#![allow(missing_docs)]
 
 use ringway_core::mem::Mapping;
 use ringway_disk::EngineKind;

@@ -1,6 +1,5 @@
 //! What a session knows of the guest that was served before: whether its write cache is on, and that a
 //! flush of it has failed.
-#![allow(missing_docs)]
 
 use ringway_aio::{Immediate, IoOp, Null};
 use ringway_disk::{
