@@ -43,7 +43,7 @@ pub struct Queue {
     place: Arc<RingPlace>,
     inflight: Option<QueueInflight>,
     kick: OwnedFd,
-    call: Option<PeerEventfd>,
+    call: Option<Arc<PeerEventfd>>,
     calls: u64,
     /// Descriptors of the last chain.
     effort: u32,

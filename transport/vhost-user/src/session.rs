@@ -404,3 +404,6 @@ impl Drop for Session {
 fn fresh_vrings(export: &Export) -> Vec<Vring> {
     (0..export.options().queues).map(|_| Vring::default()).collect()
 }
+
+#[cfg(test)]
+mod tests;

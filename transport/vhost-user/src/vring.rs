@@ -20,7 +20,8 @@ pub(super) struct Vring {
     /// Where the queue goes on, while it does not run; `None` at the start.
     pub(super) base: Option<u32>,
     pub(super) kick: Option<OwnedFd>,
-    pub(super) call: Option<PeerEventfd>,
+    /// Whom to call. The worker has it, too: what is said while a queue stops holds when it starts again.
+    pub(super) call: Option<Arc<PeerEventfd>>,
     pub(super) err: Option<PeerEventfd>,
     pub(super) enabled: bool,
     /// Guest address under which writes to the used ring are logged, if they are.
@@ -31,7 +32,7 @@ pub(super) struct Vring {
     pub(super) has_run: bool,
     /// Its record names requests that nobody has answered.
     pub(super) owes: bool,
-    /// The kick and call descriptors are with the worker while this is `Some`.
+    /// The kick descriptor is with the worker while this is `Some`.
     pub(super) worker_queue: Option<QueueId>,
     /// Where the ring was found when it started, while it runs.
     pub(super) place: Option<Arc<RingPlace>>,
@@ -71,7 +72,7 @@ impl Vring {
         }))
     }
 
-    /// The queue for a worker, whose ring was found at `place` in `map`. Takes the descriptors.
+    /// The queue for a worker, whose ring was found at `place` in `map`. Takes the kick descriptor.
     ///
     /// # Safety
     /// `place` was resolved in `map`, each area with the length it needs.
@@ -85,7 +86,14 @@ impl Vring {
         // SAFETY: the caller vouches for the addresses; the queue keeps the map, the place and the part.
         let ring = unsafe { Queue::ring(format, place.areas, self.base, inflight.as_ref())? };
         let kick = self.kick.take().ok_or(StartError::NotShared("doorbell"))?;
-        Ok(Queue::new(ring, Arc::clone(map), place, inflight, kick, self.call.take()))
+        // A predecessor may have published answers and died before it called; this one may have called where nobody
+        // listens any more.
+        let may_have_missed = inflight.is_some() || self.has_run;
+        let mut queue = Queue::new(ring, Arc::clone(map), place, inflight, kick, self.call.clone());
+        if may_have_missed {
+            let _ = queue.call();
+        }
+        Ok(queue)
     }
 
     /// Takes back what the worker had.
@@ -94,9 +102,8 @@ impl Vring {
         self.base = Some(queue.base());
         let drained = queue.is_drained();
         self.owes = !drained;
-        let (kick, call, record) = queue.into_parts();
+        let (kick, record) = queue.into_parts();
         self.drained = record.filter(|_| drained);
         self.kick = Some(kick);
-        self.call = call;
     }
 }

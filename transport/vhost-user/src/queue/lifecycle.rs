@@ -41,9 +41,9 @@ impl Queue {
         place: Arc<RingPlace>,
         inflight: Option<QueueInflight>,
         kick: OwnedFd,
-        call: Option<PeerEventfd>,
+        call: Option<Arc<PeerEventfd>>,
     ) -> Self {
-        let mut queue = Self {
+        Self {
             ring,
             memory: Translator::new(map),
             place,
@@ -58,12 +58,7 @@ impl Queue {
             mute: false,
             stalled: false,
             iommu: None,
-        };
-        if queue.inflight.is_some() {
-            // A predecessor may have published answers and died before it called.
-            let _ = queue.call();
         }
-        queue
     }
 
     /// From now on nothing is left in the record when it stops: what the disk fails is reported, what waits for a
@@ -122,7 +117,7 @@ impl Queue {
     }
 
     /// Whom to call from now on. Calls once, because a call may have gone to the old place.
-    pub(crate) fn set_call(&mut self, call: Option<PeerEventfd>) {
+    pub(crate) fn set_call(&mut self, call: Option<Arc<PeerEventfd>>) {
         self.call = call;
         let _ = self.call();
     }
@@ -137,9 +132,9 @@ impl Queue {
         }
     }
 
-    /// Gives back the eventfds, and its record if it has one.
-    pub(crate) fn into_parts(self) -> (OwnedFd, Option<PeerEventfd>, Option<QueueInflight>) {
-        (self.kick, self.call, self.inflight)
+    /// Gives back its doorbell, and its record if it has one.
+    pub(crate) fn into_parts(self) -> (OwnedFd, Option<QueueInflight>) {
+        (self.kick, self.inflight)
     }
 }
 

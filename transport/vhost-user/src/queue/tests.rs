@@ -31,7 +31,7 @@ impl Guest {
     }
 
     /// A guest and its queue, which calls `call`.
-    fn new(call: Option<PeerEventfd>) -> (Self, Queue, RawFd) {
+    fn new(call: Option<Arc<PeerEventfd>>) -> (Self, Queue, RawFd) {
         let mapping = Arc::new(Mapping::anonymous(BYTES).unwrap());
         let region = Region { guest: 0, user: 0, len: BYTES as u64, mapping: Arc::clone(&mapping) };
         let map = Arc::new(GuestMap::new(vec![region]).unwrap());
@@ -145,7 +145,7 @@ fn each_answer_that_is_wanted_is_a_call() {
     let inbox = Arc::new(SessionInbox::new().unwrap());
     let call = Guest::bell();
     let ours = call.try_clone().unwrap();
-    let (mut guest, mut queue, _) = Guest::new(Some(PeerEventfd::new(call, &inbox)));
+    let (mut guest, mut queue, _) = Guest::new(Some(Arc::new(PeerEventfd::new(call, &inbox))));
     for round in 1..=3 {
         guest.read();
         let token = taken(&mut queue).unwrap();
@@ -159,7 +159,7 @@ fn each_answer_that_is_wanted_is_a_call() {
     // Its next place is rung at once.
     let other = Guest::bell();
     let theirs = other.try_clone().unwrap();
-    queue.set_call(Some(PeerEventfd::new(other, &inbox)));
+    queue.set_call(Some(Arc::new(PeerEventfd::new(other, &inbox))));
     rustix::io::read(&theirs, &mut rung).unwrap();
     assert_eq!((u64::from_ne_bytes(rung), queue.calls()), (1, 4));
 }

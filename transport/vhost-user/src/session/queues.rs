@@ -153,15 +153,12 @@ impl Session {
         if let Some(call) = &call {
             check_eventfd(call, "call")?;
         }
-        let call = call.map(|call| PeerEventfd::new(call, &self.inbox));
+        let call = call.map(|call| Arc::new(PeerEventfd::new(call, &self.inbox)));
+        self.vrings[at].call.clone_from(&call);
         // QEMU changes this while the queue runs, whenever the guest masks an interrupt.
-        match self.vrings[at].worker_queue {
-            Some(id) => self
-                .export
-                .worker(at)
-                .edit(id, move |queue| queue.set_call(call))
-                .map_err(Refusal::Worker)?,
-            None => self.vrings[at].call = call,
+        if let Some(id) = self.vrings[at].worker_queue {
+            let worker = self.export.worker(at);
+            worker.edit(id, move |queue| queue.set_call(call)).map_err(Refusal::Worker)?;
         }
         Ok(Answer::Ack)
     }
