@@ -24,7 +24,7 @@ pub use chain::Chain;
 pub use chain_error::ChainError;
 pub use device::Device;
 pub use driver::Driver;
-pub use inflight::{InflightError, Tracked, inflight_bytes, renew_inflight};
+pub use inflight::{InflightError, Tracked, inflight_bytes, may_name_inflight, renew_inflight};
 pub use layout::{
     AVAIL_F_NO_INTERRUPT, DESC_F_INDIRECT, DESC_F_NEXT, DESC_F_WRITE, Desc, LayoutError,
     QUEUE_SIZE_MAX, SplitAddresses, USED_F_NO_NOTIFY, UsedElem, avail_bytes, check_size,

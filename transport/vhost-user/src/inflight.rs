@@ -17,7 +17,9 @@
 use super::message::Message;
 use ringway_core::mem::{Mapping, MappingError, Quota};
 use ringway_export::ExportOptions;
-use ringway_ring::virtqueue::{Format, QUEUE_SIZE_MAX, inflight_bytes, renew_inflight};
+use ringway_ring::virtqueue::{
+    Format, QUEUE_SIZE_MAX, inflight_bytes, may_name_inflight, renew_inflight,
+};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
 use rustix::io::Errno;
 use std::fs::File;
@@ -265,6 +267,12 @@ impl QueueInflight {
     /// True if the memory has vanished, because its file was cut short.
     pub(super) fn is_lost(&self) -> bool {
         self.mapping.is_lost()
+    }
+
+    /// True if it may name requests that nobody has answered.
+    pub(super) fn may_name_requests(&self) -> bool {
+        // SAFETY: mapped and aligned (invariant 1).
+        unsafe { may_name_inflight(self.at(), self.packed, self.entries) }
     }
 
     /// Marks the record as new. Its queue does not run.

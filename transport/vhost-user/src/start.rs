@@ -30,6 +30,11 @@ pub(super) enum StartError {
          SET_BACKEND_REQ_FD before a queue starts: there is nobody to ask for translations"
     )]
     NoChannel,
+    #[error(
+        "its record names requests that nobody has answered, and the front-end has not told where its ring is: it has \
+         no place to stop at"
+    )]
+    Unreachable,
     #[error("the worker refuses it: {0}")]
     Worker(std::io::Error),
 }

@@ -1289,15 +1289,10 @@ fn b44_a_lost_channel_fails_what_misses_a_translation_and_the_log_goes_on() {
     }
 }
 
-/// A daemon was killed with a write in flight, and its successor misses a translation of it when the front-end stops
-/// the queue: nobody tells translations meanwhile, and the record stays behind.
-#[test]
-fn b45_what_a_predecessor_left_and_misses_translations_fails_before_its_queue_has_stopped() {
+/// A guest whose queue 0, with a split ring, has its first chain in flight by the record of a daemon that was killed.
+fn after_a_kill(rig: &mut Rig) -> (Vm, File) {
     const SIZE: u16 = 64;
-    let folder = tempfile::tempdir().unwrap();
-    let (options, _) = disk(&folder);
-    let mut rig = Rig::start(&options);
-    let mut vm = Vm::connect(&mut rig, false, PROTOCOL | 1 << 12);
+    let mut vm = Vm::connect(rig, false, PROTOCOL | 1 << 12);
     vm.guest.size = SIZE;
     let record = memfd_create("record", MemfdFlags::CLOEXEC).unwrap();
     ftruncate(&record, 1 << 16).unwrap();
@@ -1307,6 +1302,39 @@ fn b45_what_a_predecessor_left_and_misses_translations_fails_before_its_queue_ha
     record.write_all_at(&[1], 16).unwrap();
     let payload = inflight_payload(1 << 16, 0, 1, SIZE);
     assert!(vm.guest.client.set_inflight(&payload, record.as_fd()).unwrap());
+    (vm, record)
+}
+
+/// A front-end stops a queue before it has told where the ring is: what the record names cannot be answered there, and
+/// it is not told that the queue has stopped.
+#[test]
+fn b54_a_ring_that_cannot_be_reached_is_not_said_to_have_stopped() {
+    let folder = tempfile::tempdir().unwrap();
+    let (options, _) = disk(&folder);
+    let mut rig = Rig::start(&options);
+    for named in [true, false] {
+        let (mut vm, record) = after_a_kill(&mut rig);
+        record.write_all_at(&[u8::from(named)], 16).unwrap();
+        assert!(vm.guest.start_queue(0).unwrap());
+        vm.asks();
+        let stopped = vm.guest.stop_queue(0);
+        assert_eq!(stopped.is_err(), named, "{stopped:?}");
+        drop(vm);
+        rig.join_sessions();
+        let mut version = [0; 2];
+        record.read_exact_at(&mut version, 8).unwrap();
+        assert_eq!(version, [1, 0], "it names what it did");
+    }
+}
+
+/// A daemon was killed with a write in flight, and its successor misses a translation of it when the front-end stops
+/// the queue: nobody tells translations meanwhile, and the record stays behind.
+#[test]
+fn b45_what_a_predecessor_left_and_misses_translations_fails_before_its_queue_has_stopped() {
+    let folder = tempfile::tempdir().unwrap();
+    let (options, _) = disk(&folder);
+    let mut rig = Rig::start(&options);
+    let (mut vm, record) = after_a_kill(&mut rig);
     let pages = scattered(2);
     vm.map(IOVA, &pages[..1], 3);
     vm.put(0, 0, OUT, 0, (IOVA, pages[0]), (IOVA + PAGE, 512));

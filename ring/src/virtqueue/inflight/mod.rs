@@ -46,6 +46,17 @@ pub unsafe fn renew_inflight(region: *mut u8, packed: bool, entries: u16) {
     InflightRegion { base: region, entries, packed }.put_u16(VERSION_AT, 0);
 }
 
+/// True if a record may name requests that nobody has answered, as far as can be told without the ring that it is of: a
+/// batch that was published and not noted any more counts, too.
+///
+/// # Safety
+/// As [`renew_inflight`]; a queue may use it.
+#[must_use]
+pub unsafe fn may_name_inflight(region: *mut u8, packed: bool, entries: u16) -> bool {
+    let part = InflightRegion { base: region, entries, packed };
+    part.u16(VERSION_AT) != 0 && (0..entries).any(|index| part.is_in_flight(index) != Ok(false))
+}
+
 /// A virtqueue, seen from the device, that keeps a record of what is in flight.
 // One per queue, made at start.
 #[allow(clippy::large_enum_variant)]

@@ -106,19 +106,25 @@ impl Session {
             // By a pause, which lets it leave requests in its record.
             self.stop_some(|i| i == at)?;
         }
-        if self.owes(at) && matches!(self.start(at)?, Start::Waits) {
-            if let Some(pass) = self.export.limits().waiting.pass() {
-                let (disk, suppressed) = (self.export.disk().name(), pass.suppressed);
-                warn!(
-                    disk,
-                    queue = at,
-                    suppressed,
-                    "the front-end stops a queue, as for a migration, of which requests are unanswered, \
-                     while the disk is paused or its image is with another daemon: it is answered once \
-                     they were carried out (ringway ctl resume)"
-                );
+        let start = if self.owes(at) { self.start(at)? } else { Start::Runs };
+        match start {
+            Start::Runs => {}
+            // The front-end cannot tell where the ring is while it waits for this answer.
+            Start::Misses => return Err(Refusal::Start(at, StartError::Unreachable)),
+            Start::Waits => {
+                if let Some(pass) = self.export.limits().waiting.pass() {
+                    let (disk, suppressed) = (self.export.disk().name(), pass.suppressed);
+                    warn!(
+                        disk,
+                        queue = at,
+                        suppressed,
+                        "the front-end stops a queue, as for a migration, of which requests are unanswered, \
+                         while the disk is paused or its image is with another daemon: it is answered once \
+                         they were carried out (ringway ctl resume)"
+                    );
+                }
+                return Ok(Answer::Later);
             }
-            return Ok(Answer::Later);
         }
         self.leave_nothing(at)?;
         self.stop_some(|i| i == at)?;
@@ -373,7 +379,8 @@ impl Session {
         let Some(part) = self.inflight.as_ref().and_then(|region| region.part(at, format)) else {
             return false;
         };
-        let Ok(Some(place)) = self.ring_place(at, format) else { return false };
+        // The ring tells more; without it nothing can be answered that the record may name.
+        let Ok(Some(place)) = self.ring_place(at, format) else { return part.may_name_requests() };
         // Where it is follows from its record, too. One that is damaged says nothing.
         // SAFETY: `place` was just resolved in `map`.
         let made = unsafe { self.vrings[at].make_queue(&self.map, format, place, Some(part)) };
