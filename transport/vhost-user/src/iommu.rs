@@ -95,6 +95,11 @@ pub(super) fn read(message: &Message, map: &GuestMap) -> Result<IotlbChange, Iom
     }
 }
 
+/// True if an IOTLB message takes memory away.
+pub(super) fn is_invalidation(message: &Message) -> bool {
+    message.u16(24).to_ne_bytes()[1] == INVALIDATE
+}
+
 /// The message that asks for a translation: `struct vhost_iotlb_msg`.
 pub(super) fn question(miss: Miss) -> [u8; IOTLB_BYTES_PADDED] {
     let mut bytes = [0; IOTLB_BYTES_PADDED];

@@ -17,7 +17,7 @@ mod write_cache_known;
 
 use super::dirty_log::{LogArea, LogError};
 use super::inflight::{Inflight, InflightRefusal};
-use super::iommu::{Iommu, IommuError};
+use super::iommu::{Iommu, IommuError, is_invalidation};
 use super::memory::{self, MemoryError};
 use super::message::{Channel, Message, MessageError};
 use super::start::StartError;
@@ -310,7 +310,7 @@ impl Session {
         let takes_memory = matches!(
             request,
             R::GET_VRING_BASE | R::RESET_DEVICE | R::SET_MEM_TABLE | R::REM_MEM_REG
-        );
+        ) || (request == R::IOTLB_MSG && is_invalidation(message));
         // Its image goes with it, and what an earlier connection has left would land there later.
         let leaves = request == R::GET_VRING_BASE && self.logs();
         if (takes_memory && self.export.uses(&self.map)) || (leaves && !self.export.is_clear()) {

@@ -486,6 +486,35 @@ fn b39_nobody_goes_on_in_memory_that_storage_may_still_use() {
     }
 }
 
+/// A guest behind an IOMMU takes a page back that the disk reads into for the old connection.
+#[test]
+fn b55_what_an_iommu_takes_back_is_not_what_storage_may_still_use() {
+    const ACCESS_PLATFORM: u64 = 1 << 33;
+    const IOTLB_MSG: u32 = 22;
+    let store = StallingStore::new(usize::try_from(CAPACITY).unwrap());
+    store.stall_reads(true);
+    let mut rig = stalling(&store);
+    let memory = leave_a_request(&mut rig, &store, READ);
+    let features = F_VERSION_1 | F_FLUSH | ACCESS_PLATFORM;
+    let mut guest = RawGuest::connect(rig.connect(), features);
+    guest.memory = memory;
+    assert!(guest.set_mem_table().unwrap());
+    let went_on = Arc::new(AtomicBool::new(false));
+    let goes_on = std::thread::spawn({
+        let (store, went_on) = (store.clone(), Arc::clone(&went_on));
+        move || {
+            std::thread::sleep(Duration::from_millis(400));
+            went_on.store(true, SeqCst);
+            store.stall_reads(false);
+        }
+    });
+    // All of the guest's addresses, any permission, of the type that invalidates.
+    let all = [words(&[0, u64::MAX, 0]), vec![0, 3, 0, 0, 0, 0, 0, 0]].concat();
+    assert!(guest.client.acked(IOTLB_MSG, &all, &[]).unwrap());
+    assert!(went_on.load(SeqCst), "storage may still use its memory");
+    goes_on.join().unwrap();
+}
+
 /// Nobody knows any more when its memory is free: it is not told that it is, and does not wait for ever.
 #[test]
 fn e05_who_waits_for_memory_of_a_disk_that_fails_loses_its_connection() {
