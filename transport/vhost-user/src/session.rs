@@ -292,7 +292,9 @@ impl Session {
                     message.request,
                     Some(FrontendReq::GET_VRING_BASE | FrontendReq::GET_INFLIGHT_FD)
                 );
-                if !wants_ack || self.stuck || answered {
+                // The message was right and is kept; it is the disk that serves nobody any more.
+                let over = matches!(refusal, Refusal::Failed | Refusal::Worker(_));
+                if !wants_ack || self.stuck || answered || over {
                     return Ok(false);
                 }
                 self.channel.reply(code, &1u64.to_ne_bytes(), None, self.stop.as_fd())?;
