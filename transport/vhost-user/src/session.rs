@@ -386,7 +386,7 @@ impl Session {
         self.renew_records();
         self.inflight = None;
         self.vrings = fresh_vrings(&self.export);
-        (self.features, self.log, self.log_bell) = (0, None, None);
+        (self.features, self.log, self.log_bell, self.without_journal) = (0, None, None, None);
         self.renew_iommu();
         // This front-end goes on telling its guest what it has read (QEMU keeps a copy of the
         // configuration space over a reset), so its cache stays as it is. The next one asks anew.

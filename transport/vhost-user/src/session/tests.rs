@@ -28,6 +28,17 @@ fn started() -> (Pool, Session, RawGuest) {
     (pool, session, guest.join().unwrap())
 }
 
+/// A migration has begun, and its guest is reset: nobody leaves any more, and the image may have its journal again.
+#[test]
+fn b43_a_reset_ends_what_a_migration_has_begun() {
+    const LOG_ALL: u64 = 1 << 26;
+    let (_pool, mut session, _guest) = started();
+    session.set_features(session.features | LOG_ALL).unwrap();
+    assert!(session.without_journal.is_some());
+    session.reset_device().unwrap();
+    assert!(session.without_journal.is_none());
+}
+
 /// A call descriptor that comes when its queue has stopped, as for a pause, and the session has not heard so.
 #[test]
 fn b53_a_call_descriptor_that_meets_the_end_of_a_stop_is_kept() {
