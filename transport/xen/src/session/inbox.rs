@@ -8,7 +8,8 @@ use ringway_export::{Alarm, GuestNotice, Notice, SessionCommand};
 use tracing::{error, warn};
 
 impl<H: Host> Session<'_, H> {
-    /// Handles alarms and commands. True if the session must end.
+    /// Handles alarms and commands. True if the session must end. One that was told to, because it had not answered a
+    /// command in time, answers that here and goes on: its front-end would lose the disk for good.
     pub(super) fn handle_inbox(&mut self) -> Result<bool, StoreError> {
         let (alarms, commands) = self.inbox.take();
         let mut fatal = false;
