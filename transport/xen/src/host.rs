@@ -49,7 +49,7 @@ pub trait GrantMapping: Send {
 /// host.notify()?                    // ring the guest's bell
 /// host.hush()                       // take what rang here, so that it can ring again
 /// ```
-pub trait Host: Send {
+pub trait Host: Send + 'static {
     /// Pages that are mapped until this is dropped.
     type Mapped: GrantMapping;
 

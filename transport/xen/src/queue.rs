@@ -92,6 +92,8 @@ pub struct Queue<H: Host = Domain> {
     /// Pages moved in this batch.
     moved: u64,
     winding_down: bool,
+    /// Its front-end has gone, and may have granted its pages to somebody else: nothing is written there.
+    mute: bool,
     /// Pieces of the last request.
     effort: u32,
     calls: u64,
@@ -173,6 +175,7 @@ impl<H: Host> Queue<H> {
             chooser: Chooser::new(setup.movement, setup.persistent),
             moved: 0,
             winding_down: false,
+            mute: false,
             effort: 0,
             calls: 0,
             _ring_pages: setup.ring_pages,
@@ -187,6 +190,11 @@ impl<H: Host> Queue<H> {
     /// Serves again after it was stopped.
     pub fn resume(&mut self) {
         self.winding_down = false;
+    }
+
+    /// Its front-end has gone while requests may be with the disk: what comes of them is told to nobody.
+    pub(crate) fn mute(&mut self) {
+        self.mute = true;
     }
 
     /// Bytes of memory that hold data on its way; 0 when nothing is in flight.
@@ -300,6 +308,10 @@ impl<H: Host> RequestQueue for Queue<H> {
         let Token { entry, due } = token;
         due.settle();
         self.out -= 1;
+        if self.mute {
+            self.let_go(entry);
+            return self.free.push(entry);
+        }
         if self.barrier.is_some() && self.goes_on(entry, status) {
             return;
         }
@@ -366,7 +378,11 @@ impl<H: Host> QueueLifecycle for Queue<H> {
         self.host.doorbell()
     }
 
+    /// Of a front-end that has gone nothing more is begun.
     fn backlog(&self) -> usize {
+        if self.mute {
+            return 0;
+        }
         let single = usize::from(self.waiting.is_some()) + usize::from(self.barrier.is_some());
         self.left.len() + self.ready.len() + single
     }

@@ -174,8 +174,15 @@ impl<H: Host> Session<'_, H> {
         stopped
     }
 
-    /// Finishes what is in flight and lets the rings go.
+    /// Lets the rings of a front-end go that has gone. What the disk does not finish in time is finished later, and told
+    /// to nobody.
     pub(super) fn disconnect(&mut self) -> Result<(), Refusal> {
+        for (at, place) in self.queues.iter().enumerate() {
+            if let QueuePlace::Running(id) = place {
+                // A worker that has ended serves nothing any more.
+                let _ = self.export.worker(at).edit(*id, Queue::mute);
+            }
+        }
         let stopped = self.stop_all();
         for place in self.queues.drain(..) {
             if let QueuePlace::Here(queue) = place {

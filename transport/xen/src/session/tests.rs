@@ -6,15 +6,15 @@ use crate::fake_host::{FakeGuest, FakeHost};
 use crate::limits::INDIRECT_SEGMENTS;
 use crate::queue::QueueSetup;
 use crate::record::{Identity, Record};
-use ringway_aio::Null;
+use ringway_aio::{Engine, Null};
 use ringway_core::{Request, Status};
-use ringway_disk::{OpenOptions, Source, open};
+use ringway_disk::{CustomDisk, Disk, OpenOptions, Source, open};
 use ringway_export::{
     ChangeError, ExportOptions, Handle, Pop, RequestQueue, Worker, WorkerOptions, abandon,
     command_channel,
 };
 use ringway_ring::blkif::{Abi, Ask, Command, Front, GrantPiece, RingAt, With};
-use ringway_testkit::FakeStore;
+use ringway_testkit::{FakeStore, StallingStore};
 use rustix::event::{EventfdFlags, eventfd};
 use std::fs::File;
 use std::os::fd::OwnedFd;
@@ -78,7 +78,7 @@ impl Place {
     }
 }
 
-/// A guest with one ring and one page of data, and a worker with a null engine.
+/// A guest with one ring and one page of data, and a worker.
 struct Rig {
     place: Place,
     front: Front,
@@ -88,7 +88,13 @@ struct Rig {
 }
 
 impl Rig {
+    /// With a null engine.
     fn new() -> Self {
+        let disk = open(&OpenOptions::new(Source::Null { bytes: 1 << 20, latency_us: 0 })).unwrap();
+        Self::with(disk, || Null::new(64).unwrap())
+    }
+
+    fn with<E: Engine + 'static>(disk: Disk, engine: impl FnOnce() -> E + Send + 'static) -> Self {
         let (store, folder) = (FakeStore::default(), tempfile::tempdir().unwrap());
         store.listen(&folder.path().join("store")).unwrap();
         let guest = FakeGuest::new(2);
@@ -99,10 +105,8 @@ impl Rig {
         let front = unsafe { Front::new(at, 0) }.unwrap();
         let (handle, inbox) = command_channel().unwrap();
         let worker = std::thread::spawn(move || {
-            let engine = Null::new(64).unwrap();
-            Worker::new(engine, inbox, &WorkerOptions::default()).unwrap().run().unwrap();
+            Worker::new(engine(), inbox, &WorkerOptions::default()).unwrap().run().unwrap();
         });
-        let disk = open(&OpenOptions::new(Source::Null { bytes: 1 << 20, latency_us: 0 })).unwrap();
         let options = ExportOptions { queues: 1, queue_size: 128 };
         let export = Export::new(Arc::new(disk), options, vec![handle.clone()], 0);
         let export = Arc::new(export.with_drain_max(Duration::from_millis(100)));
@@ -144,8 +148,12 @@ impl Rig {
     }
 
     fn ask(&mut self) {
+        self.ask_to(Command::Write);
+    }
+
+    fn ask_to(&mut self, command: Command) {
         let piece = [GrantPiece::whole(DATA_GRANT)];
-        let ask = Ask { command: Command::Write, sector: 8, with: With::Pieces(&piece) };
+        let ask = Ask { command, sector: 8, with: With::Pieces(&piece) };
         self.front.push(ask).unwrap();
         let _ = self.front.publish();
         if let Some(bell) = &*self.place.bell.lock().unwrap() {
@@ -271,6 +279,30 @@ fn b49_what_the_toolstack_has_written_is_not_overwritten() {
     assert_eq!(store.get("back/sectors"), None);
     session.tell_size(State::Closing, State::Closing).unwrap();
     assert_eq!(store.get("back/sectors").as_deref(), Some("2048"));
+}
+
+/// A guest goes while storage hangs, and uses its pages and grants for something else: what is read later is not copied
+/// there.
+#[test]
+fn b56_pages_of_a_front_end_that_has_gone_are_not_written_to() {
+    let store = StallingStore::new(1 << 20);
+    store.stall_reads(true);
+    let engine = store.clone();
+    let disk = CustomDisk::new(1 << 20).open(None).unwrap();
+    let mut rig = Rig::with(disk, move || engine.engine());
+    rig.serve();
+    rig.connect();
+    rig.ask_to(Command::Read);
+    store.wait_stalled(1);
+    rig.place.store.set("front/state", "6");
+    rig.until_state("6");
+    let (guest, export) = (Arc::clone(&rig.place.guest), Arc::clone(&rig.place.export));
+    assert!(!export.is_clear(), "storage has it still");
+    guest.page(1).fill(7);
+    store.stall_reads(false);
+    until("it is over", || export.is_clear());
+    assert!(guest.page(1).iter().all(|&byte| byte == 7), "the page is somebody else's");
+    assert!(rig.front.pop_response().unwrap().is_none(), "nobody waits for an answer");
 }
 
 /// A session that ends while it stops its queues, as by a panic: what they have in flight counts until it is over.
