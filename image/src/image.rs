@@ -23,6 +23,7 @@ use ringway_core::host::File;
 use ringway_core::host::sync::Mutex;
 use ringway_core::host::sync::mpsc::{RecvTimeoutError, sync_channel};
 use ringway_core::host::thread::{Builder, JoinHandle};
+use ringway_core::sync_turn::sync_patiently;
 use std::collections::BTreeMap;
 use std::io;
 use std::sync::atomic::Ordering::SeqCst;
@@ -157,7 +158,7 @@ impl Image {
         let mut layers = Layers::open(chain, bases, unit)?;
         // What is shared is not held a second time.
         let shared = layers.base.iter().flat_map(|base| base.chain.iter().cloned());
-        let chain = top.into_iter().chain(shared).collect();
+        let chain: Vec<Layer> = top.into_iter().chain(shared).collect();
         let (mut writer, mut entries, mailbox) = (None, None, Mailbox::default());
         let mut metadata = Metadata::default();
         match layers.missing() {
@@ -188,6 +189,9 @@ impl Image {
                 tables.shape.autoclear = kept;
             }
             let used: Vec<u64> = tables.l2_offsets().collect();
+            if usage.barriers && used.is_empty() {
+                flush_snapshot(&chain)?;
+            }
             let (file, shape) = (tables.file.clone(), tables.shape);
             let mut refcounts = Refcounts::open(file, shape, end, grows, used.into_iter())?;
             refcounts.barriers = usage.barriers;
@@ -396,6 +400,17 @@ impl Image {
         self.mailbox.admit(far);
         handle.thread().unpark();
         Ok(client)
+    }
+}
+
+/// An image that holds nothing may have got its name when its daemon was killed, before that went on with it: what was
+/// answered last is in the image below then, and flushes make the top durable alone.
+fn flush_snapshot(chain: &[Layer]) -> io::Result<()> {
+    match chain.get(1) {
+        Some(Layer { file, format: LayerFormat::Qcow2 { .. }, .. }) => {
+            sync_patiently(|| file.sync_data())
+        }
+        _ => Ok(()),
     }
 }
 
