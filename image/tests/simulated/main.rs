@@ -5,6 +5,7 @@
 #![cfg(simulated)]
 
 mod history;
+mod jobs;
 mod model;
 mod nth_call;
 mod process;

@@ -34,6 +34,14 @@ pub(crate) struct Model {
     pub(crate) lossy: bool,
     /// Power was cut since all of it was read.
     pub(crate) cut: bool,
+    /// Sizes, in sectors, that the disk was to get: it may have one of them though whoever asked was not told.
+    resizing: Vec<usize>,
+    /// The process is over that had it resized.
+    is_over: bool,
+    /// Sizes that it may have again after a power cut, until something is flushed.
+    undone: Vec<usize>,
+    /// What lies from here on may be anything until something is flushed: it was to be cut off.
+    cut_off: Option<usize>,
     next: u64,
 }
 
@@ -63,9 +71,35 @@ impl Model {
         self.sectors.len()
     }
 
-    /// The disk is larger, and what was added reads as zeroes.
-    pub(crate) fn grow(&mut self, sectors: usize, now: u64) {
+    /// The disk is about to have so many sectors.
+    pub(crate) fn resize(&mut self, sectors: usize) {
+        self.resizing.push(sectors);
+        if sectors < self.sectors() {
+            self.cut_off = Some(self.cut_off.map_or(sectors, |at| at.min(sectors)));
+        }
+    }
+
+    /// It has so many sectors, durably; what was added reads as zeroes.
+    pub(crate) fn resized(&mut self, sectors: usize, now: u64) {
         self.sectors.resize(sectors, vec![settled(0, now)]);
+        self.resizing.clear();
+        self.undone.clear();
+        self.cut_off = None;
+    }
+
+    /// It is found with so many sectors.
+    fn find_size(&mut self, sectors: usize, now: u64) -> Result<(), String> {
+        let before = self.sectors();
+        let may = self.resizing.contains(&sectors) || self.cut && self.undone.contains(&sectors);
+        if sectors != before && !may {
+            return Err(format!("{sectors} sectors, not {before}"));
+        }
+        if std::mem::take(&mut self.is_over) {
+            self.undone.append(&mut self.resizing);
+        }
+        self.undone.push(before);
+        self.sectors.resize(sectors, vec![settled(0, now)]);
+        Ok(())
     }
 
     /// A change begins; its number and what it writes.
@@ -93,6 +127,8 @@ impl Model {
     /// A flush is answered that began then.
     pub(crate) fn flush(&mut self, began: u64) {
         self.flushed = self.flushed.max(began);
+        self.undone.clear();
+        self.cut_off = None;
         let read = self.reading.iter().copied().min().unwrap_or(OPEN);
         for list in &mut self.sectors {
             let before = list.clone();
@@ -153,6 +189,7 @@ impl Model {
     /// The process is over, and what was under way with it.
     pub(crate) fn is_killed(&mut self, now: u64) {
         self.reading.clear();
+        self.is_over = true;
         for entry in self.sectors.iter_mut().flatten().filter(|entry| entry.end == OPEN) {
             entry.end = now;
         }
@@ -165,13 +202,12 @@ impl Model {
             return Err("something is said to be lost, and nothing can be".into());
         }
         let until = if may_lose { self.flushed } else { OPEN - 1 };
-        if found.len() != self.sectors.len() * SECTOR {
-            return Err(format!("{} bytes, not {} sectors", found.len(), self.sectors.len()));
-        }
+        self.find_size(found.len() / SECTOR, now)?;
         for (at, bytes) in found.chunks(SECTOR).enumerate() {
             let may = self.may(at, until);
             let value = value_of(bytes);
-            if !may.iter().any(|entry| Some(entry.value) == value) {
+            let is_cut_off = self.cut_off.is_some_and(|from| at >= from) && value.is_some();
+            if !is_cut_off && !may.iter().any(|entry| Some(entry.value) == value) {
                 return Err(format!(
                     "sector {at} holds {value:x?} afterwards (lost {lost}, power cut {cut}, lossy {}, flushed {}): {:x?}",
                     self.lossy, self.flushed, self.sectors[at]

@@ -1,7 +1,8 @@
 //! Processes that worlds are made in: whatever was killed in them goes with them.
 
-use std::collections::VecDeque;
-use std::process::{Child, Command, Stdio};
+use std::collections::{BTreeSet, VecDeque};
+use std::process::{Command, Stdio};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 /// A number from the environment.
@@ -32,7 +33,7 @@ pub(crate) fn in_processes(
     loop {
         while running.len() < 2 && next < numbers.end && begun.elapsed() < limit {
             let count = portion.min(numbers.end - next);
-            running.push_back(start(name, next, count));
+            running.push_back(command(name, next, count).spawn().unwrap());
             next += count;
         }
         let Some(child) = running.pop_front() else { return next - numbers.start };
@@ -43,15 +44,81 @@ pub(crate) fn in_processes(
     }
 }
 
-fn start(name: &str, first: u64, count: u64) -> Child {
-    Command::new(std::env::current_exe().unwrap())
+fn command(name: &str, first: u64, count: u64) -> Command {
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command
         .args(["--exact", name, "--ignored", "--nocapture"])
         .env("RINGWAY_FIRST", first.to_string())
         .env("RINGWAY_COUNT", count.to_string())
         .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap()
+        .stderr(Stdio::piped());
+    command
+}
+
+/// What is done in a history: all of it, or what `RINGWAY_ACTS` has the numbers of.
+#[derive(Debug, Default)]
+pub(crate) struct Acts {
+    only: Option<BTreeSet<u64>>,
+    done: Mutex<BTreeSet<u64>>,
+}
+
+impl Acts {
+    pub(crate) fn from_env() -> Arc<Self> {
+        let only = std::env::var("RINGWAY_ACTS").ok();
+        let numbers = |text: String| text.split(',').map(|act| act.parse().unwrap()).collect();
+        Arc::new(Self { only: only.map(numbers), ..Self::default() })
+    }
+
+    /// Whether the act with this number is done.
+    pub(crate) fn has(&self, act: u64) -> bool {
+        let has = self.only.as_ref().is_none_or(|only| only.contains(&act));
+        if has {
+            self.done.lock().unwrap().insert(act);
+        }
+        has
+    }
+
+    /// Those that were done, as `RINGWAY_ACTS` has them.
+    pub(crate) fn done(&self) -> String {
+        let done = self.done.lock().unwrap();
+        done.iter().map(u64::to_string).collect::<Vec<_>>().join(",")
+    }
+}
+
+/// The fewest acts of a seed with which the test `name` still fails in the same way, as [`Acts::done`] has them: of what is
+/// done, ever smaller parts are left out. `None` if it does not fail.
+pub(crate) fn fewest_acts(name: &str, seed: u64) -> Option<String> {
+    let fails = |acts: Option<&[String]>| {
+        let mut child = command(name, seed, 1);
+        if let Some(acts) = acts {
+            child.env("RINGWAY_ACTS", acts.join(","));
+        }
+        let out = child.output().unwrap();
+        let said = String::from_utf8_lossy(&out.stdout).into_owned();
+        let word =
+            |name: &str| said.lines().find_map(|line| line.strip_prefix(name).map(str::to_owned));
+        // Numbers differ.
+        let why = word("why ")?.split(|c: char| !c.is_alphabetic()).collect::<String>();
+        Some((word("acts ")?.split(',').map(str::to_owned).collect::<Vec<_>>(), why))
+    };
+    let (mut acts, why) = fails(None)?;
+    let mut part = acts.len().div_ceil(2);
+    while part > 0 {
+        let (before, mut from) = (acts.len(), 0);
+        while from < acts.len() && acts.len() > 1 {
+            let end = (from + part).min(acts.len());
+            let rest = [&acts[..from], &acts[end..]].concat();
+            match fails(Some(&rest)) {
+                Some((done, same)) if !rest.is_empty() && same == why => acts = done,
+                _ => from = end,
+            }
+        }
+        if part == 1 && acts.len() == before {
+            break;
+        }
+        part = (part / 2).max(1);
+    }
+    Some(acts.join(","))
 }
 
 /// The seeds of this process.

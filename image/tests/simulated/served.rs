@@ -1,15 +1,17 @@
 //! An image that is served on a simulated host: its files, its journal, and queues of a guest.
 
 use crate::model::{Model, SECTOR};
+use crate::process::Acts;
 use ringway_core::host::{File, FileExt, StateFile, World, wait_for};
 use ringway_core::mem::{Segment, Segments};
 use ringway_core::sync_turn::SyncTurn;
 use ringway_core::{ByteRange, Op};
 use ringway_image::{
-    Ask, Bases, CheckOptions, Header, Image, ImageClient, Journal, Layer, LayerFormat, Place,
-    Replayed, Shape, Use, check, replay,
+    Ask, BackingName, Bases, CheckOptions, Header, Image, ImageClient, Journal, Layer, LayerFormat,
+    Place, Replayed, Shape, Use, check, replay,
 };
 use std::io;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// What all lives of a disk have in common.
@@ -20,7 +22,20 @@ pub(crate) struct Host {
     /// What outlives a kill, and not a power cut.
     pub(crate) journal: Option<Arc<StateFile>>,
     pub(crate) model: Arc<Mutex<Model>>,
+    pub(crate) acts: Arc<Acts>,
+    /// For now nobody knows the clusters that a kill would leave.
+    pub(crate) forgets: Arc<AtomicBool>,
 }
+
+/// An image that is open, with what its process knows beside it.
+pub(crate) struct Served {
+    pub(crate) image: Arc<Image>,
+    pub(crate) turn: Arc<SyncTurn>,
+    pub(crate) bases: Bases,
+    journal: Option<Arc<Journal>>,
+}
+
+pub(crate) const USAGE: Use = Use { read_only: false, grows: true, barriers: true };
 
 impl Host {
     pub(crate) fn now(&self) -> u64 {
@@ -29,6 +44,11 @@ impl Host {
 
     pub(crate) fn model<T>(&self, act: impl FnOnce(&mut Model) -> T) -> T {
         act(&mut self.model.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Whether what a process leaves that is killed now is lost.
+    pub(crate) fn forgets_loose(&self) -> bool {
+        self.journal.is_none() || self.forgets.load(Relaxed)
     }
 
     /// The files of the image, top first: its headers name them.
@@ -44,7 +64,11 @@ impl Host {
                     let raw = backing.format.as_deref() == Some("raw");
                     (backing.name.display().to_string(), !raw)
                 });
-                format = LayerFormat::Qcow2 { shape: Shape::from(&header), data: None };
+                let data = header.data_file.as_ref().map(|_| self.world.open("data", self.unit));
+                let data =
+                    data.map(|data| data.metadata().map(|meta| (Arc::new(data), meta.len())));
+                let (shape, data) = (Shape::from(&header), data.transpose()?);
+                format = LayerFormat::Qcow2 { shape, data };
             }
             layers.push(Layer { file, file_bytes, format, name: name.into() });
         }
@@ -52,33 +76,93 @@ impl Host {
     }
 
     /// Opens the image as a daemon does; whether what was not flushed may be lost.
-    pub(crate) fn open(&self) -> io::Result<(Image, bool)> {
+    pub(crate) fn open(&self) -> io::Result<(Served, bool)> {
         let top = Arc::new(self.world.open("top", self.unit));
         let journal = self.journal.clone().map(|file| Journal::map(file, 0).unwrap());
         let (mut lost, bytes) = (false, top.metadata()?.len());
         let replayed = replay(&top, bytes, self.unit, journal.as_ref(), &mut || lost = true)?;
         assert_eq!(lost, replayed == Replayed::Lost);
-        let (usage, bases) =
-            (Use { read_only: false, grows: true, barriers: true }, Bases::default());
+        let (journal, bases, turn) = (journal.map(Arc::new), Bases::default(), Arc::default());
         let layers = self.layers()?;
-        let image = match journal {
-            Some(journal) => {
-                Image::open_with_journal(layers, usage, &bases, self.unit, &Arc::new(journal))?
-            }
-            None => Image::open_beside(layers, usage, &bases, self.unit)?,
-        };
-        Ok((image, lost))
+        let image = open_image(self, layers, &bases, journal.as_ref(), &turn)?;
+        self.forgets.store(image.data_file().is_some(), Relaxed);
+        Ok((Served { image, turn, bases, journal }, lost))
     }
 
-    /// Counts and references, at rest.
-    pub(crate) fn check(&self) -> Result<u64, String> {
-        let file = self.world.open("top", 1);
-        let bytes = file.metadata().map_err(|error| error.to_string())?.len();
-        let header = header(&self.world, "top").map_err(|error| error.to_string())?;
-        let found = check(&file, &header, bytes, CheckOptions::default());
-        let found = found.map_err(|error| error.to_string())?.map_err(|why| why.to_string())?;
-        if found.errors == 0 { Ok(found.leaks) } else { Err(format!("{:?}", found.problems)) }
+    /// Counts and references of all images of the chain, at rest. Gives the leaks of the first, and what it is
+    /// based on.
+    pub(crate) fn check(&self) -> Result<(u64, Option<String>), String> {
+        let (mut first, mut next) = (None, Some("top".to_owned()));
+        while let Some(name) = next.take() {
+            let file = self.world.open(&name, 1);
+            let bytes = file.metadata().map_err(|error| error.to_string())?.len();
+            let header = header(&self.world, &name).map_err(|error| error.to_string())?;
+            let found = check(&file, &header, bytes, CheckOptions::default());
+            let found = found.map_err(|error| error.to_string())?.map_err(|why| why.to_string())?;
+            if found.errors > 0 {
+                return Err(format!("{name}: {:?}", found.problems));
+            }
+            let is_raw = |below: &BackingName| below.format.as_deref() == Some("raw");
+            let name = |below: &BackingName| below.name.display().to_string();
+            first.get_or_insert((found.leaks, header.backing.as_ref().map(name)));
+            next = header.backing.as_ref().filter(|below| !is_raw(below)).map(name);
+        }
+        Ok(first.unwrap_or_default())
     }
+}
+
+fn open_image(
+    host: &Host,
+    layers: Vec<Layer>,
+    bases: &Bases,
+    journal: Option<&Arc<Journal>>,
+    turn: &Arc<SyncTurn>,
+) -> io::Result<Arc<Image>> {
+    let image = match journal {
+        Some(journal) => Image::open_with_journal(layers, USAGE, bases, host.unit, journal)?,
+        None => Image::open_beside(layers, USAGE, bases, host.unit)?,
+    };
+    image.share_turn(Arc::clone(turn));
+    Ok(Arc::new(image))
+}
+
+impl Served {
+    /// Has all that was answered be durable.
+    pub(crate) fn sync(&self, host: &Host) -> io::Result<()> {
+        self.image.write_deferred()?;
+        let synced = sync(&self.image, &self.turn);
+        host.note_losses();
+        synced
+    }
+
+    /// It is served from another chain from now on. Nothing is in flight.
+    pub(crate) fn serve(&mut self, host: &Host, layers: Vec<Layer>) -> io::Result<Arc<Image>> {
+        let journal = self.journal.as_ref();
+        let image = open_image(host, layers, &self.bases, journal, &self.turn)?;
+        Ok(std::mem::replace(&mut self.image, image))
+    }
+
+    /// It goes to another daemon, and comes back.
+    pub(crate) fn move_there_and_back(&mut self, host: &Host) -> io::Result<()> {
+        let mut chain = self.image.hand_over(host.unit)?;
+        host.note_losses();
+        chain[0] = Layer::taken_over(&chain[0], USAGE, host.unit)?;
+        (self.bases, self.turn) = (Bases::default(), Arc::default());
+        self.serve(host, chain).map(drop)
+    }
+}
+
+/// The host tells one of all who sync what is lost, who says so before others are answered.
+fn sync(image: &Image, turn: &SyncTurn) -> io::Result<()> {
+    let files = || {
+        image.data_file().map_or(Ok(()), |(_, file)| file.sync_data())?;
+        image.files()[0].sync_data()
+    };
+    turn.by_thread(|| files().inspect_err(|_| image.has_lost())).transpose()?;
+    if image.has_failed() {
+        return Err(io::Error::from_raw_os_error(libc::EIO));
+    }
+    Ok(())
 }
 
 /// As a tool reads it, through the page cache.
@@ -108,10 +192,10 @@ fn answer(result: i64) -> io::Result<u64> {
 }
 
 impl Queue {
-    pub(crate) fn new(host: &Host, image: &Arc<Image>, turn: &Arc<SyncTurn>) -> io::Result<Self> {
+    pub(crate) fn new(host: &Host, served: &Served) -> io::Result<Self> {
         let memory = vec![Page([0; 4096]); 64];
-        let client = image.client(4)?;
-        let (host, image, turn) = (host.clone(), Arc::clone(image), Arc::clone(turn));
+        let client = served.image.client(4)?;
+        let (host, image, turn) = (host.clone(), served.image.clone(), served.turn.clone());
         Ok(Self { host, image, client, turn, memory })
     }
 
@@ -260,15 +344,9 @@ impl Queue {
             let none = Segments::with_capacity(1);
             self.ask(Op::Flush, ByteRange::default(), &none, 0)?;
         }
-        // The host tells one of all who sync what is lost, who says so before others are answered.
-        let image = &self.image;
-        let sync = || image.files()[0].sync_data().inspect_err(|_| image.has_lost());
-        let synced = self.turn.by_thread(sync);
+        let synced = sync(&self.image, &self.turn);
         self.host.note_losses();
-        synced.transpose()?;
-        if self.image.has_failed() {
-            return Err(io::Error::from_raw_os_error(libc::EIO));
-        }
+        synced?;
         self.host.model(|model| model.flush(began));
         Ok(())
     }

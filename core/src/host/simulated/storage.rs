@@ -119,13 +119,19 @@ impl File {
             return Fate::Done;
         }
         inner.calls += 1;
-        let Faults { nth, errno, kill_in, per_mille, syncs_per_mille, short_per_mille, .. } =
-            inner.faults;
+        let Faults { nth, errno, kill_in, full, per_mille, syncs_per_mille, .. } = inner.faults;
+        let short_per_mille = inner.faults.short_per_mille;
         let grows = kind == Kind::Write || kind == Kind::Size || kind == Kind::Punch;
         if kill_in == Some(inner.calls) {
             return Fate::Killed(part(inner, at, len));
         }
         let hit = nth.is_some_and(|(nth, ever)| inner.calls == nth || ever && inner.calls > nth);
+        let is_full = full.is_some_and(|(from, to)| (from..=to).contains(&inner.calls));
+        if is_full && grows {
+            inner.failed_calls += 1;
+            let done = if kind == Kind::Write { part(inner, at, len) } else { 0 };
+            return Fate::Fails(done, libc::ENOSPC);
+        }
         let errno = if hit { errno } else { libc::EIO };
         let by_chance = kind != Kind::Sync && inner.below(1000) < per_mille;
         let sync_fails = kind == Kind::Sync && inner.below(1000) < syncs_per_mille;

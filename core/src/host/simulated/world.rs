@@ -24,6 +24,8 @@ pub struct Faults {
     pub per_mille: u64,
     /// So many syncs of a thousand fail, and lose what is not written back.
     pub syncs_per_mille: u64,
+    /// From the first of these calls of files to the last there is no room: those that may need some fail.
+    pub full: Option<(u64, u64)>,
     /// So many calls of a thousand are interrupted, or do less than they are asked for.
     pub short_per_mille: u64,
 }
@@ -206,8 +208,6 @@ impl World {
             (inner.end, inner.current, inner.faults) = (None, NONE, faults);
             (inner.events, inner.calls) = (0, 0);
             (inner.failed_calls, inner.failed_syncs) = (0, 0);
-            // What could not be written back is not there for ever.
-            inner.files.iter_mut().for_each(Inode::evict);
         }
         let answer = Arc::new(Mutex::new(None));
         let told = Arc::clone(&answer);
@@ -223,6 +223,8 @@ impl World {
         }
         inner.current = NONE;
         inner.faults = Faults::default();
+        // What could not be written back is not there for ever.
+        inner.files.iter_mut().for_each(Inode::evict);
         match inner.end.take() {
             Some(End::Killed) => Life::Killed,
             Some(End::Failed(why)) => Life::Failed(why),
@@ -400,6 +402,32 @@ impl World {
         let mut files = std::mem::take(&mut inner.files);
         files.iter_mut().for_each(|file| file.cut_power(losses, &mut |end| inner.below(end)));
         inner.files = files;
+    }
+
+    /// A file gets another name beside the one that it has, durably. Whatever had that name has it no more.
+    ///
+    /// # Panics
+    /// If there is no such file.
+    pub fn link(&self, name: &str, other: &str) {
+        if let Some((world, me)) = here() {
+            world.event(me, format_args!("link {name} {other}"));
+        }
+        let mut inner = self.lock();
+        let inode = inner.names[name];
+        inner.names.insert(other.into(), inode);
+    }
+
+    /// A file is known by another name, durably. Whatever had that name has it no more.
+    ///
+    /// # Panics
+    /// If there is no such file.
+    pub fn rename(&self, name: &str, other: &str) {
+        if let Some((world, me)) = here() {
+            world.event(me, format_args!("rename {name} {other}"));
+        }
+        let mut inner = self.lock();
+        let inode = inner.names.remove(name).expect("there is such a file");
+        inner.names.insert(other.into(), inode);
     }
 
     /// How many events and calls of files there were in this life, and how many of these have failed on purpose:
