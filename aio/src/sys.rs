@@ -29,6 +29,8 @@ pub(crate) fn kernel_offset(offset: u64) -> i64 {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Job {
     pub(crate) tag: u64,
+    /// The number of its file.
+    pub(crate) file: usize,
     op: IoOp,
     fd: RawFd,
     offset: i64,
@@ -48,7 +50,8 @@ impl Job {
         let segments = unsafe { io.memory.segments_unchecked() };
         let count = c_int::try_from(segments.len()).expect("within limits().max_segments");
         let (offset, segments) = (kernel_offset(io.offset), segments.as_ptr());
-        Self { tag: io.tag, op: io.op, fd, offset, len: io.len, segments, count }
+        let file = io.file.0 as usize;
+        Self { tag: io.tag, file, op: io.op, fd, offset, len: io.len, segments, count }
     }
 
     pub(crate) fn op(&self) -> IoOp {
@@ -64,6 +67,8 @@ impl Job {
     /// # Safety
     /// The rules of [`crate::Engine::queue`] hold for the operation.
     pub(crate) unsafe fn perform(&self, flags: c_int) -> i32 {
+        #[cfg(test)]
+        hanging::wait_for(self.fd);
         loop {
             // SAFETY: passed on to the caller.
             let result = unsafe { self.call(flags) };
@@ -163,4 +168,34 @@ pub(crate) fn can_refuse_to_block(file: &File) -> bool {
     // SAFETY: one byte is read into `byte`.
     let got = unsafe { libc::preadv2(file.as_raw_fd(), &raw const iov, 1, 0, libc::RWF_NOWAIT) };
     got >= 0 || io::Error::last_os_error().raw_os_error() == Some(libc::EAGAIN)
+}
+
+/// Files that hang.
+#[cfg(test)]
+pub(crate) mod hanging {
+    use std::os::fd::RawFd;
+    use std::sync::{Condvar, Mutex};
+
+    static HANG: (Mutex<Vec<RawFd>>, Condvar) = (Mutex::new(Vec::new()), Condvar::new());
+
+    /// A descriptor whose operations do not end as long as this is there.
+    pub(crate) struct Hang(RawFd);
+
+    impl Hang {
+        pub(crate) fn new(fd: RawFd) -> Self {
+            HANG.0.lock().unwrap().push(fd);
+            Self(fd)
+        }
+    }
+
+    impl Drop for Hang {
+        fn drop(&mut self) {
+            HANG.0.lock().unwrap().retain(|&fd| fd != self.0);
+            HANG.1.notify_all();
+        }
+    }
+
+    pub(super) fn wait_for(fd: RawFd) {
+        drop(HANG.1.wait_while(HANG.0.lock().unwrap(), |fds| fds.contains(&fd)).unwrap());
+    }
 }

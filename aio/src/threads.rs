@@ -1,4 +1,4 @@
-//! A fixed pool of threads that make ordinary blocking calls: works on every file and every host.
+//! A pool of threads that make ordinary blocking calls: works on every file and every host.
 //!
 //! What the page cache (or tmpfs) can answer without blocking is done right in `submit`, so that
 //! it needs no hop to a thread and back; its result comes out of `reap` like any other.
@@ -60,7 +60,8 @@ impl First {
 pub struct ThreadsSetup {
     /// Operations at a time.
     pub depth: u32,
-    /// Threads of the pool, at least one; more than `depth` are of no use.
+    /// Threads of the beginning, at least one, which are the most that one file gets; more than `depth` are of no use.
+    /// Several files get more, 512 together at most, as operations wait for nothing else.
     pub threads: usize,
     /// Whether cached bytes are moved within `submit`, for files where that cannot block.
     pub cached_inline: bool,
@@ -123,11 +124,14 @@ impl Engine for Threads {
 
     fn attach(&mut self, file: &Arc<File>) -> io::Result<FileId> {
         let first = if self.cached_inline { First::of(file)? } else { First::Ask };
-        Ok(self.files.attach(file, first))
+        let id = self.files.attach(file, first);
+        self.pool.attach(id, true);
+        Ok(id)
     }
 
     fn detach(&mut self, file: FileId) {
         self.files.detach(file);
+        self.pool.attach(file, false);
     }
 
     fn watch(&mut self, bell: BellId, fd: RawFd) -> io::Result<()> {

@@ -30,6 +30,9 @@ impl IoUringSetup<'_> {
     }
 }
 
+/// The most threads of the kernel's for what blocks on files. It starts them as they are needed.
+const THREADS_MAX: u32 = 512;
+
 /// Slots of the table of registered files; files beyond are used by their descriptors.
 pub(crate) const FILES: u32 = 256;
 
@@ -209,6 +212,9 @@ pub(crate) fn set_up_for<S: squeue::EntryMarker, C: cqueue::EntryMarker>(
     if features.has(Feature::DeferTaskrun) {
         features.refuse(Feature::CoopTaskrun, "defer-taskrun does better");
     }
+    // What blocks takes a thread of the kernel's each, of which there are four for each CPU else: too few where the
+    // storage of a few disks hangs. Linux before 5.15 does not know it.
+    let _ = ring.submitter().register_iowq_max_workers(&mut [THREADS_MAX, 0]);
     register_files(&ring.submitter(), &mut features);
     if buffers == 0 {
         features.refuse(Feature::RegisteredBuffers, "no memory was named");

@@ -3,7 +3,7 @@
 //! A whole batch goes to the kernel in one `io_submit`. Completions are read from the ring that the
 //! kernel shares with us, without a system call. Doorbells are an epoll set, and that set is polled
 //! by one more request of the same context, so that one `io_getevents` sleeps for kicks and
-//! completions alike. What Linux AIO does not know (fallocate, discard) a helper thread does.
+//! completions alike. What Linux AIO does not know (fallocate, discard) helper threads do.
 
 use ringway_core::Segment;
 use std::fs::File;
@@ -55,7 +55,7 @@ pub struct LinuxAio {
 unsafe impl Send for LinuxAio {}
 
 impl LinuxAio {
-    /// A context for `depth` operations at a time, and a helper thread.
+    /// A context for `depth` operations at a time, and a helper thread for each file that needs one.
     ///
     /// # Errors
     /// If the kernel has no Linux AIO, or its limit of requests (sysctl fs.aio-max-nr) is reached.
@@ -141,11 +141,14 @@ impl Engine for LinuxAio {
                  cache io_submit would block until each operation is done",
             ));
         }
-        Ok(self.files.attach(file, ()))
+        let id = self.files.attach(file, ());
+        self.helper.attach(id, true);
+        Ok(id)
     }
 
     fn detach(&mut self, file: FileId) {
         self.files.detach(file);
+        self.helper.attach(file, false);
     }
 
     fn watch(&mut self, bell: BellId, fd: RawFd) -> io::Result<()> {
