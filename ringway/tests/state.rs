@@ -1,7 +1,7 @@
 //! What is not in guests' memory and outlives a daemon: pauses, failed flushes.
 #![allow(missing_docs)]
 
-use crate::common::{Daemon, folder, kill_all, ringway, write};
+use crate::common::{Daemon, finish, folder, kill_all, read, ringway, says, write};
 use ringway_driver::{BlkQueue, Device, Options};
 use ringway_testkit::{LoopDevice, Mounted};
 use std::io::Write;
@@ -59,6 +59,51 @@ fn c15_a_paused_disk_is_paused_in_the_next_daemon() {
         ctl(dir, &["remove", "0"]);
         assert_eq!(std::fs::read_dir(dir.join("state")).unwrap().count(), 0);
         daemon.kill();
+    }
+}
+
+/// It was moved, or its file system is not mounted: its guest would find an empty disk in its place.
+#[test]
+fn c88_an_image_that_was_served_is_not_made_again_by_the_next_daemon() {
+    let raw: &[&str] = &["made.img", "--format", "raw", "--size", "4M"];
+    let clone: &[&str] = &["c.qcow2", "--base", "disk.img", "--base-format", "raw"];
+    let off: &[&str] = &["--sandbox", "off"];
+    for (image, more) in [(raw, &[][..]), (clone, &[]), (raw, off), (clone, &["--isolate"])] {
+        let dir = folder();
+        let dir = dir.path();
+        let args =
+            [image, &["--socket", "s", "--control", "c", "--state-dir", "state"], more].concat();
+        let first = |byte| {
+            let mut device = Options::new().connect(dir.join("s")).unwrap();
+            let mut queue = device.queue::<()>().unwrap();
+            assert_eq!(read(&device, &mut queue, 3)[0], byte, "{image:?} {more:?}");
+            assert!(write(&device, &mut queue, 3, byte + 1));
+            queue.flush(()).unwrap();
+            assert!(finish(&mut queue).0);
+        };
+        for killed in [false, true] {
+            let daemon = Daemon::serve(dir, &args);
+            first(killed.into());
+            if killed {
+                daemon.kill()
+            } else {
+                daemon.stop().clear()
+            }
+            std::fs::rename(dir.join(image[0]), dir.join("away")).unwrap();
+            let words = ["it was served before", "ringway create", "--state-dir"];
+            says(dir, &[&["serve"], &args[..]].concat(), 1, &words);
+            assert!(!dir.join(image[0]).exists(), "{image:?} {more:?}");
+            std::fs::rename(dir.join("away"), dir.join(image[0])).unwrap();
+        }
+        // Who removes a disk for good may have another one of its name.
+        let daemon = Daemon::serve(dir, &args);
+        first(2);
+        ctl(dir, &["remove", "0"]);
+        daemon.stop();
+        std::fs::remove_file(dir.join(image[0])).unwrap();
+        let daemon = Daemon::serve(dir, &args);
+        first(0);
+        daemon.stop();
     }
 }
 

@@ -443,6 +443,9 @@ impl Disks {
             threads.into_iter().map(end).collect()
         });
         outcome = parted.into_iter().fold(outcome, |outcome, parted| outcome.and(parted));
+        if removed && outcome.is_ok() {
+            list.iter().for_each(|served| self.forget_image(served));
+        }
         list.iter().for_each(|served| self.forget(served));
         outcome
     }

@@ -30,6 +30,7 @@ mod path_message;
 mod protocol;
 mod remote;
 mod remote_message;
+mod served_images;
 mod state;
 mod state_name;
 mod states;
@@ -151,13 +152,21 @@ impl Host {
                 if !self.confined.load(SeqCst) {
                     self.local.away.allow(&mut options, state_dir);
                 }
+                self.local.served.recall(&mut options, state_dir);
                 let Opened { mut disk, new, clone } = self.local.open(&options, spec.ephemeral)?;
                 self.local.away.note(&options, &disk);
                 known_exports::keep(&disk, state_dir);
                 let clone = clone.map(|file| EphemeralClone(Clone::Here(Some(file))));
                 self.make_ours(&mut disk)?;
                 self.flush_first(&disk, spec)?;
-                let new = new.map(|file| NewImage(Made::Here(file)));
+                let note = self.note(&options);
+                let new = match new {
+                    Some(file) => Some(NewImage { made: Made::Here(file), note: Some(note) }),
+                    None => {
+                        note();
+                        None
+                    }
+                };
                 return Ok(OpenDisk { disk, new, clone });
             }
         };
@@ -166,7 +175,7 @@ impl Host {
             let opened = helper.open(&options, spec.ephemeral)?;
             let clone = opened.clone.map(|file| EphemeralClone(Clone::There(Some(file))));
             let (mut disk, new) = (opened.disk, opened.new);
-            let new = new.map(|file| NewImage(Made::There(file)));
+            let new = new.map(|file| NewImage { made: Made::There(file), note: None });
             if disk.is_incoming() {
                 self.make_ours(&mut disk)?;
                 return Ok(OpenDisk { disk, new, clone });
@@ -190,6 +199,26 @@ impl Host {
             }
         }
         bail!("{}: others lock it, or replace it, all the time", path.display())
+    }
+
+    /// Notes of what was opened here, if it is an image, that it is served.
+    fn note(&self, options: &OpenOptions) -> Note {
+        let (served, dir) = (Arc::clone(&self.local.served), self.states.here().cloned());
+        let source = options.source.clone();
+        Box::new(move || {
+            if let Source::Path(path) = &source {
+                served.keep(path, dir.as_ref());
+            }
+        })
+    }
+
+    /// The disk of this image was removed for good: if the image is missing next time, it may be made anew.
+    pub(crate) fn forget_image(&self, path: &Path) {
+        match &self.states {
+            States::Nowhere => {}
+            States::Here(dir) => self.local.served.forget(path, Some(dir)),
+            States::Helper(helper) => helper.forget_image(path),
+        }
     }
 
     /// Whether there is a folder for what must outlive the daemon.
@@ -372,12 +401,19 @@ impl SocketFile {
 }
 
 /// An image that was made just now and goes again unless it is kept.
-pub(crate) struct NewImage(Made);
+pub(crate) struct NewImage {
+    made: Made,
+    /// Notes that it is served, unless the helper does.
+    note: Option<Note>,
+}
+
+type Note = Box<dyn FnOnce() + Send>;
 
 impl NewImage {
     /// The daemon has started, or the disk is served.
     pub(crate) fn keep(self) {
-        match self.0 {
+        self.note.into_iter().for_each(|note| note());
+        match self.made {
             Made::Here(file) => file.keep(),
             Made::There(file) => file.keep(),
         }

@@ -220,6 +220,11 @@ impl Location {
         FileIdentity::of(file).is_ok_and(|here| self.identity == here)
     }
 
+    /// The path without links in its folder, from the root.
+    pub fn real(&self) -> &Path {
+        &self.real
+    }
+
     /// What it leads to.
     pub fn identity(&self) -> &FileIdentity {
         &self.identity

@@ -46,6 +46,9 @@ impl Created {
                 false => OpenError::Missing(path.into()),
             });
         };
+        if let Some(note) = options.served_before.clone() {
+            return Err(OpenError::Gone { path: path.into(), note });
+        }
         if bytes == 0 || bytes % SECTOR_BYTES != 0 {
             return Err(OpenError::Size { name: path.display().to_string(), bytes });
         }

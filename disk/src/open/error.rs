@@ -21,6 +21,18 @@ pub enum OpenError {
          the path, and that its storage is mounted here"
     )]
     NothingIncoming(PathBuf),
+    /// No such file, and its guest would find an empty one.
+    #[error(
+        "{path}: there is no such file, and it was served before: none is made in its place, which the guest that it has \
+         would find empty. Is what it lies on mounted, or was it moved? To begin anew make it yourself (`ringway \
+         create`), or remove the file {note} from the state folder (--state-dir)"
+    )]
+    Gone {
+        /// The image.
+        path: PathBuf,
+        /// What says that it was served.
+        note: String,
+    },
     /// The folder it should be in does not exist.
     #[error("{0}: its folder does not exist. Check the path")]
     NoFolder(PathBuf),

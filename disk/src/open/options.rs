@@ -69,6 +69,9 @@ pub struct OpenOptions {
     pub block_size: Option<u32>,
     /// Create a sparse file of this many bytes if there is none.
     pub create_bytes: Option<u64>,
+    /// It was served before, as a file of this name in the daemon's state folder says: if there is none it is not made
+    /// again.
+    pub served_before: Option<String>,
     /// How long to wait for whoever has the image. Without it a living process is not waited for,
     /// and the last writes of a killed one for 30 seconds.
     pub lock_wait: Option<Duration>,
@@ -118,6 +121,7 @@ impl OpenOptions {
             serial: None,
             block_size: None,
             create_bytes: None,
+            served_before: None,
             lock_wait: None,
             incoming: false,
             path: SchedulerMode::default(),

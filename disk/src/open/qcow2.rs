@@ -214,6 +214,9 @@ fn clone_of(
     let Some(Base { path: base, format }) = &qcow2.base else {
         return Ok((Created::nothing(), None));
     };
+    if let Some(note) = options.served_before.clone().filter(|_| missing) {
+        return Err(OpenError::Gone { path: path.into(), note });
+    }
     let fail = |source| OpenError::Base { base: base.clone(), source };
     let backing = Backing::inspect(base, *format).map_err(fail)?;
     let host = |source| OpenError::Host { path: path.into(), what: "look at it", source };

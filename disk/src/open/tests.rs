@@ -5,9 +5,10 @@ mod host;
 mod locks;
 
 use super::image_lock::try_flock;
-use super::{Created, ForeignFormat, OpenError, OpenOptions, Source, open, place};
+use super::{Base, Created, ForeignFormat, OpenError, OpenOptions, Qcow2, Source, open, place};
 use crate::choices::{CacheMode, EngineKind};
 use crate::disk::Disk;
+use ringway_image::Format;
 use ringway_testkit::{LoopDevice, Mounted, Need, skip};
 use std::ffi::CString;
 use std::fs::File;
@@ -153,6 +154,28 @@ fn missing() {
     let error = fails(&options(&path), &["no such file", "--size"]);
     assert!(matches!(error, OpenError::Missing(_)));
     assert!(!path.exists(), "nothing is created unasked");
+}
+
+#[test]
+fn c88_what_was_served_before_is_not_made_again() {
+    let folder = folder();
+    let path = folder.path().join("no.img");
+    let served_before = Some("served-1".into());
+    let raw = OpenOptions { create_bytes: Some(MIB), served_before, ..options(&path) };
+    let base = Some(Base { path: file(&folder, MIB), format: Some(Format::Raw) });
+    let qcow2 = Some(Qcow2 { base, ..Qcow2::default() });
+    let clone = OpenOptions { qcow2, create_bytes: None, ..raw.clone() };
+    for mut wanted in [raw, clone] {
+        let error = fails(&wanted, &["was served before", "ringway create", "served-1"]);
+        assert!(matches!(error, OpenError::Gone { .. }));
+        assert!(!path.exists(), "nothing is made");
+        wanted.served_before = None;
+        drop(opens(&wanted));
+        // One that is there is served.
+        wanted.served_before = Some("served-1".into());
+        drop(opens(&wanted));
+        std::fs::remove_file(&path).unwrap();
+    }
 }
 
 #[test]

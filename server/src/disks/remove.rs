@@ -5,6 +5,7 @@ use super::super::served::{Served, lock};
 use super::{BeingRemoved, Disks};
 use anyhow::bail;
 use ringway_control::protocol::Happened;
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::{Duration, Instant};
@@ -51,8 +52,8 @@ impl Disks {
         let Departure { clear, held, .. } = watch.end([&*served]);
         served.end_server();
         tracing::info!(disk = served.name(), id = served.id, "disk removed");
-        let removed = Happened::Removed { drained: clear, held };
-        self.events.tell(Some((served.id, served.name())), removed);
+        let happened = Happened::Removed { drained: clear, held };
+        self.events.tell(Some((served.id, served.name())), happened);
         // Others may be looking at it for a moment.
         let begun = Instant::now();
         while Arc::strong_count(&served) > 1 && begun.elapsed() < LAST_LOOK {
@@ -60,7 +61,16 @@ impl Disks {
             std::thread::park_timeout(Duration::from_millis(1));
         }
         let left = outcome.and(served.leave_or_delete());
+        if removed && left.is_ok() {
+            self.forget_image(&served);
+        }
         self.removals.close_disk(served);
         left.map(|()| Departure { clear, held, unsaved: false })
+    }
+
+    /// It was removed for good: if its image is missing when one of that name is added, it may be made.
+    pub(super) fn forget_image(&self, served: &Served) {
+        let image = lock(&served.claim).image().map(Path::to_owned);
+        image.into_iter().for_each(|path| self.host.forget_image(&path));
     }
 }

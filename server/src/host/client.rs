@@ -243,6 +243,11 @@ impl Client {
         }
     }
 
+    /// The disk of this image was removed for good. If the helper has gone, what it noted of that stays.
+    pub(super) fn forget_image(&self, path: &Path) {
+        let _ = self.ask(&HelperRequest::Forget { path: path.into() });
+    }
+
     pub(super) fn started(&self) -> anyhow::Result<()> {
         self.ask(&HelperRequest::Started).map(drop)
     }

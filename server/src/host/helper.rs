@@ -148,7 +148,7 @@ pub(super) fn fork(local: &Local, mode: Sandbox, duties: Duties) -> anyhow::Resu
                 unsafe { libc::_exit(1) }
             }
             let (engines, iopoll) = (local.engines.clone(), local.iopoll);
-            let local = Local { engines, iopoll, away: Arc::default() };
+            let local = Local { engines, iopoll, away: Arc::default(), served: Arc::default() };
             let things = Arc::default();
             let (remotes, steps, look_ups) = (BTreeSet::new(), Arc::default(), Arc::default());
             let started = false;
@@ -258,9 +258,17 @@ impl Helper {
                 let holder = ringway_disk::open::holder(&PathBuf::from(path), read_only);
                 Ok((HelperAnswer::Holder(holder), None))
             }),
+            HelperRequest::Forget { path } => {
+                let dir = self.duties.state_dir.as_ref();
+                self.local.served.forget(&PathBuf::from(path), dir);
+                Ok((HelperAnswer::Done, None))
+            }
             HelperRequest::Keep { number } => {
                 let thing = lock(&self.things).list.remove(&number);
-                thing.into_iter().for_each(|thing| thing.file.keep());
+                if let Some(Thing { file, .. }) = thing {
+                    self.local.served.keep(&file.path, self.duties.state_dir.as_ref());
+                    file.keep();
+                }
                 Ok((HelperAnswer::Done, None))
             }
             HelperRequest::Remove { number } => {
@@ -305,6 +313,7 @@ impl Helper {
         let (addresses, state_dir) = (Arc::clone(&self.addresses), self.duties.state_dir.clone());
         // At the start they have been looked up just now.
         let (started, away) = (self.started, Arc::clone(&self.local.away));
+        let served = Arc::clone(&self.local.served);
         std::thread::Builder::new().name("open".into()).spawn(move || {
             let opened = || -> anyhow::Result<_> {
                 panic_point!("helper-open");
@@ -314,11 +323,15 @@ impl Helper {
                 if !started && !again {
                     away.allow(&mut options, state_dir.as_ref());
                 }
+                served.recall(&mut options, state_dir.as_ref());
                 let act = || open(&options, ephemeral, iopoll);
                 let Opened { disk, new, clone } = acting_as(account.as_ref(), act)??;
                 if !again {
                     away.note(&options, &disk);
                     known_exports::keep(&disk, state_dir.as_ref());
+                }
+                if let (Source::Path(path), None) = (&options.source, &new) {
+                    served.keep(path, state_dir.as_ref());
                 }
                 // The daemon takes the lock anew, in its own name. What was read of a qcow2 image is
                 // only true as long as nobody else can have it.

@@ -1,6 +1,7 @@
 //! Names, looked up by this very process.
 
 use super::known_exports::Away;
+use super::served_images::ServedImages;
 use crate::image::{check_iopoll, open_disk};
 use anyhow::{Context, bail};
 use ringway_control::config::{DiskSpec, Format as Said};
@@ -26,11 +27,13 @@ pub(super) struct Local {
     pub(super) engines: Engines,
     pub(super) iopoll: bool,
     pub(super) away: Arc<Away>,
+    pub(super) served: Arc<ServedImages>,
 }
 
 impl Local {
     pub(super) fn new(iopoll: bool) -> Self {
-        Self { engines: engines_to_choose(None), iopoll, away: Arc::default() }
+        let engines = engines_to_choose(None);
+        Self { engines, iopoll, away: Arc::default(), served: Arc::default() }
     }
 
     pub(super) fn has_io_uring(&self) -> bool {
@@ -50,6 +53,7 @@ impl Local {
             serial: spec.serial.clone(),
             block_size: spec.block_size,
             create_bytes: spec.create_bytes,
+            served_before: None,
             lock_wait: spec.lock_wait,
             incoming: spec.incoming,
             path: spec.path,

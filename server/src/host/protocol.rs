@@ -56,6 +56,8 @@ pub(super) enum HelperRequest {
     Locate { path: Name },
     /// Say who has this image.
     Holder { path: Name, read_only: bool },
+    /// The disk of this image was removed for good: that it was served says nothing any more.
+    Forget { path: Name },
     /// Let this file stay.
     Keep { number: u64 },
     /// Remove this file.
@@ -267,6 +269,7 @@ impl Wanted {
             serial: self.serial,
             block_size: self.block_size,
             create_bytes: self.create_bytes,
+            served_before: None,
             lock_wait: self.lock_wait,
             incoming: self.incoming,
             path: self.policy.parse()?,

@@ -25,6 +25,8 @@ pub(super) enum StateName {
     Export(u128),
     /// The same, of what is known of an export.
     KnownExport(u128),
+    /// The same, of the path of an image that would be made if it were missing.
+    ServedImage(u128),
 }
 
 impl StateName {
@@ -54,6 +56,11 @@ impl StateName {
         Self::KnownExport(hash(name))
     }
 
+    /// That of what says that the image at this path was served.
+    pub(super) fn served_image(path: &[u8]) -> Self {
+        Self::ServedImage(hash(path))
+    }
+
     /// Another image may get the same name.
     pub(super) fn is_ambiguous(&self) -> bool {
         matches!(self, Self::Image { born: 0, .. })
@@ -75,6 +82,7 @@ impl std::fmt::Display for StateName {
             Self::Device(number) => write!(f, "device-{number:x}-0-0"),
             Self::Export(hash) => write!(f, "export-{hash:032x}"),
             Self::KnownExport(hash) => write!(f, "known-{hash:032x}"),
+            Self::ServedImage(hash) => write!(f, "served-{hash:032x}"),
         }
     }
 }
