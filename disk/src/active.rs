@@ -62,8 +62,11 @@ pub(crate) fn open_image(
         Some(journal) => Image::open_with_journal(layers, usage, bases, unit, journal),
         None => Image::open_beside(layers, usage, bases, unit),
     };
-    image.map(|image| {
-        turn.into_iter().for_each(|turn| image.share_turn(turn));
-        Arc::new(image)
-    })
+    image.map(|image| shared(image, turn))
+}
+
+/// An image whose thread syncs when it is its `turn`, if it shares one.
+pub(crate) fn shared(image: Image, turn: Option<Arc<SyncTurn>>) -> Arc<Image> {
+    turn.into_iter().for_each(|turn| image.share_turn(turn));
+    Arc::new(image)
 }

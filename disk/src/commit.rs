@@ -7,7 +7,7 @@
 use crate::disk::Disk;
 use crate::flatten::Replaced;
 use crate::open::{LockError, raise_lock, share_lock};
-use ringway_image::{Bases, Commit, Image, Layer, LayerFormat, identity};
+use ringway_image::{Bases, Commit, Image, Layer, LayerFormat, OpenBase, identity};
 use std::fs::File;
 use std::io;
 use std::sync::Arc;
@@ -170,23 +170,30 @@ impl Disk {
         Ok((commit, image))
     }
 
-    /// Serves it without the image in the middle: its header names `base` by now, which is as `written`
-    /// says. Nothing may be in flight, and what was written has to be durable. What it was served from is
-    /// closed when the answer is dropped. If it fails, it is served as before.
+    /// Opens what it will be based on without the image in the middle: `base`, which is as `written` says.
     ///
     /// # Errors
     /// What the host says.
-    pub fn leave_middle(
+    pub fn base_without_middle(
         &self,
         base: &LockedBase,
         written: Layer,
         bases: &Bases,
-    ) -> io::Result<Replaced> {
-        self.open_anew(bases, |chain| {
-            let below = chain.split_off(chain.len().min(3)).into_iter();
-            chain.truncate(1);
-            chain.push(Layer { file: Arc::clone(&base.read), ..written });
-            chain.extend(below);
-        })
+    ) -> io::Result<OpenBase> {
+        let image = self.image().ok_or(io::ErrorKind::Unsupported)?;
+        let below = image.layers().iter().skip(3).cloned();
+        let first = Layer { file: Arc::clone(&base.read), ..written };
+        let chain = std::iter::once(first).chain(below).collect();
+        bases.open_early(chain, image.cluster(), self.image_unit())
+    }
+
+    /// Serves it without the image in the middle: its header names `base` by now. Nothing may be in flight, and what was
+    /// written has to be durable. What it was served from is closed when the answer is dropped. If it fails, it is served
+    /// as before.
+    ///
+    /// # Errors
+    /// What the host says.
+    pub fn leave_middle(&self, base: &OpenBase) -> io::Result<Replaced> {
+        self.open_anew(Some(base))
     }
 }

@@ -3,9 +3,9 @@
 //! Who serves the disk pulls all of it ([`Image::pull`]), has the header name no backing file any more
 //! ([`Image::detach`]), lets nothing be in flight, and opens the image anew here.
 
-use crate::active::open_image;
+use crate::active::shared;
 use crate::disk::Disk;
-use ringway_image::{Bases, Image, Layer};
+use ringway_image::{Image, OpenBase};
 use std::io;
 use std::sync::Arc;
 
@@ -61,24 +61,18 @@ impl Disk {
     ///
     /// # Errors
     /// What the host says.
-    pub fn leave_backing(&self, bases: &Bases) -> io::Result<Replaced> {
-        self.open_anew(bases, |chain| chain.truncate(1))
+    pub fn leave_backing(&self) -> io::Result<Replaced> {
+        self.open_anew(None)
     }
 
-    /// Serves it from a chain that means the same. Nothing may be in flight.
-    pub(crate) fn open_anew(
-        &self,
-        bases: &Bases,
-        change: impl FnOnce(&mut Vec<Layer>),
-    ) -> io::Result<Replaced> {
+    /// Serves it from its image on what means the same. Nothing may be in flight; no other file than its own is looked at.
+    pub(crate) fn open_anew(&self, base: Option<&OpenBase>) -> io::Result<Replaced> {
         let old = self.image().ok_or(io::ErrorKind::Unsupported)?;
         old.give_back()?;
-        let mut chain = old.chain()?;
-        change(&mut chain);
-        let journal = self.active().journal_to_use();
-        let image =
-            open_image(chain, old.usage(), bases, self.image_unit(), journal, self.cached_turn())?;
-        self.active().serve(image)?;
+        let top = old.chain()?.swap_remove(0);
+        let (unit, journal) = (self.image_unit(), self.active().journal_to_use());
+        let image = Image::open_on(top, base, old.usage(), unit, journal.as_ref())?;
+        self.active().serve(shared(image, self.cached_turn()))?;
         Ok(Replaced { _image: old })
     }
 }

@@ -97,7 +97,7 @@ pub use queue::{DiskQueue, Finished, Oldest, Overdue, Watcher};
 pub use resize::ResizeError;
 pub use ringway_image::ImageClient;
 pub use ringway_scheduler::{OnSwitch, Policy, SchedulerMode, SchedulerStats, SharedPolicy};
-pub use snapshot::{Beneath, NoSnapshot, OverlayShape, WithoutJournal};
+pub use snapshot::{Beneath, NewTop, NoSnapshot, OverlayShape, WithoutJournal};
 pub use state::{
     STATE_BYTES, STATE_EXPORT_AT, STATE_FILE_BYTES, STATE_FLUSH_FAILED, STATE_FLUSHING, STATE_KEPT,
     STATE_PAUSED,

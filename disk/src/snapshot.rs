@@ -1,12 +1,13 @@
 //! A snapshot of a disk that is served: what was written so far becomes the base of a new, empty image.
 //!
-//! Who serves the disk has the new image made ([`crate::open::NewOverlay`]), lets nothing be in flight,
-//! and puts it on top here. Queues that start after that write to it.
+//! Who serves the disk has the new image made ([`crate::open::NewOverlay`]) and opened
+//! ([`Disk::prepare_on_top`]), lets nothing be in flight, and puts it on top here. Queues that start after that write to
+//! it.
 
-use crate::active::open_image;
+use crate::active::shared;
 use crate::disk::Disk;
 use crate::open::share_lock;
-use ringway_image::{Bases, CHAIN_MAX, Format, Image, Layer, LayerFormat};
+use ringway_image::{Bases, CHAIN_MAX, Format, Image, Journal, Layer, LayerFormat, OnTop};
 use std::any::Any;
 use std::fs::File;
 use std::io;
@@ -77,6 +78,19 @@ pub enum NoSnapshot {
 pub struct Beneath {
     image: Arc<Image>,
     file: Arc<File>,
+    /// What is on top of it now.
+    top: Arc<Image>,
+}
+
+/// A new image that is about to be put on top of a disk's.
+#[derive(Debug)]
+pub struct NewTop {
+    on_top: OnTop,
+    file: Arc<File>,
+    size: u64,
+    /// As it was when the new one was opened.
+    image: Arc<Image>,
+    journal: Option<Arc<Journal>>,
 }
 
 impl Beneath {
@@ -84,8 +98,10 @@ impl Beneath {
     ///
     /// # Errors
     /// That its lock could not be shared.
-    pub fn settle(self) -> io::Result<()> {
+    pub fn settle(self, bases: &Bases) -> io::Result<()> {
         drop(self.image);
+        // Without that other images only have tables of their own.
+        let _ = self.top.renew_base(bases);
         share_lock(&self.file).map_err(io::Error::other)
     }
 }
@@ -163,44 +179,58 @@ impl Disk {
         self.active().state.as_ref().map(|state| Arc::clone(&state.keeper))
     }
 
-    /// Puts a new, empty image on top, whose lock is ours. Nothing may be in flight, and what was
-    /// written has to be durable. Nothing has changed if it fails.
+    /// Opens a new, empty image, whose lock is ours, to be put on top of its own, which is to be called `snapshot` then.
+    /// It is served on meanwhile.
     ///
     /// # Errors
     /// What the host says.
-    pub fn put_on_top(
-        &self,
-        overlay: Layer,
-        snapshot: &Path,
-        bases: &Bases,
-    ) -> io::Result<Beneath> {
+    pub fn prepare_on_top(&self, overlay: Layer, snapshot: &Path) -> io::Result<NewTop> {
         let file = Arc::clone(&overlay.file);
         let size = match &overlay.format {
             LayerFormat::Qcow2 { shape, .. } => shape.size,
             LayerFormat::Raw => overlay.file_bytes,
         };
+        let image = self.image().ok_or(io::ErrorKind::Unsupported)?;
+        let journal = self.active().journal_to_use();
+        let on_top =
+            image.prepare_on_top(overlay, snapshot, self.image_unit(), journal.as_ref())?;
+        Ok(NewTop { on_top, file, size, image, journal })
+    }
+
+    /// Puts a new image on top. Nothing may be in flight, and what was written has to be durable. No file is looked at for
+    /// it but the disk's own. Nothing has changed if it fails.
+    ///
+    /// # Errors
+    /// What the host says.
+    pub fn put_on_top(&self, new: NewTop, bases: &Bases) -> io::Result<Beneath> {
+        let NewTop { on_top, file, size, image: old, journal } = new;
         if size != self.capacity() {
             return Err(io::Error::other("the disk has another size by now: try again"));
         }
-        let old = self.image().ok_or(io::ErrorKind::Unsupported)?;
-        let (mut chain, mut beneath) = (vec![overlay], old.chain()?);
-        if let Some(first) = beneath.first_mut() {
-            first.name = snapshot.into();
+        let is_same = |now: Arc<Image>| Arc::ptr_eq(&now, &old);
+        let to_use = self.active().journal_to_use();
+        if !self.image().is_some_and(is_same) || !is_one(to_use.as_ref(), journal.as_ref()) {
+            return Err(io::Error::other("its guest was elsewhere meanwhile: try again"));
         }
-        chain.append(&mut beneath);
         // The journal is for the new one from now on.
         old.leave_journal()?;
-        let journal = self.active().journal_to_use();
-        let image =
-            open_image(chain, old.usage(), bases, self.image_unit(), journal, self.cached_turn())?;
+        let image = shared(old.put_on_top(on_top, bases)?, self.cached_turn());
         let mut active = self.active();
-        active.serve(image)?;
+        active.serve(Arc::clone(&image))?;
         let file = std::mem::replace(&mut active.file, file);
         drop(active);
         // A guest's flush is of the new one from now on. Without a thread it syncs nothing.
         let _ = old.leave_turn();
         // The new one is nothing but holes.
         self.find_holes();
-        Ok(Beneath { image: old, file })
+        Ok(Beneath { image: old, file, top: image })
+    }
+}
+
+/// True if both are the same one, or none.
+fn is_one(one: Option<&Arc<Journal>>, other: Option<&Arc<Journal>>) -> bool {
+    match (one, other) {
+        (Some(one), Some(other)) => Arc::ptr_eq(one, other),
+        (one, other) => one.is_none() && other.is_none(),
     }
 }

@@ -42,14 +42,18 @@ impl Base {
         unit: u32,
         budget: &mut Budget,
     ) -> io::Result<Self> {
-        let (mut open, mut files, mut missing) = (Vec::new(), Vec::new(), None);
+        let mut open = Vec::new();
         for layer in chain.iter().cloned() {
-            let file = u8::try_from(files.len()).map_err(io::Error::other)?;
-            let (layer, data) = Open::new(layer, file, unit, budget)?;
-            files.push(data);
-            missing = missing.or_else(|| layer.missing.clone());
-            open.push(layer);
+            let file = u8::try_from(open.len()).map_err(io::Error::other)?;
+            open.push(Open::new(layer, file, unit, budget)?.0);
         }
+        Self::of(open, chain, cluster_bits)
+    }
+
+    /// Of files that are open, as [`Base::open`].
+    fn of(open: Vec<Open>, chain: Vec<Layer>, cluster_bits: u32) -> io::Result<Self> {
+        let files = open.iter().map(|layer| Arc::clone(layer.data())).collect();
+        let missing = open.iter().find_map(|layer| layer.missing.clone());
         let bytes = open.first().map_or(0, |top: &Open| top.bytes);
         let table = Arc::new(Table::new(bytes, cluster_bits, false)?);
         // What one L2 table says costs one read, and a raw file none; but no more than 16 pages.
@@ -61,6 +65,11 @@ impl Base {
         let bits = open.first().and_then(|top| top.tables.as_ref()).map_or(most, l2_bits);
         let units = Units::new(&table, bits.min(most))?;
         Ok(Self { table, files, chain, missing, stack: Mutex::new(Stack { open, units }) })
+    }
+
+    /// Its files, to be those from number `first` on of another base. Nothing is read for it.
+    fn fresh(&self, first: u8) -> Vec<Open> {
+        (first..).zip(&self.stack().open).map(|(file, layer)| layer.fresh(file)).collect()
     }
 
     /// What is behind the lock is whole at any time.
@@ -118,6 +127,10 @@ pub(crate) fn word(found: io::Result<Option<Found>>) -> Word {
         }
     }
 }
+
+/// A base that is open, for an image that is to be based on it.
+#[derive(Clone, Debug)]
+pub struct OpenBase(pub(crate) Arc<Base>);
 
 /// What images of this process are based on. Those that are based on the same files share them, their
 /// locks, and the table of what is where.
@@ -208,6 +221,37 @@ impl Bases {
         Ok(images)
     }
 
+    /// Another base of images of this process, which `key` tells from others.
+    fn add(&self, key: Key, base: &Arc<Base>) {
+        let at = Place { opening: Mutex::new(()), base: Mutex::new(Arc::downgrade(base)) };
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).push((key, Arc::new(at)));
+    }
+
+    /// The files of a base have changed, and what they hold for it has not: who is to be based on the same finds it as
+    /// they are now.
+    ///
+    /// # Errors
+    /// What the host says to the question of what they are; it is found as before then.
+    pub(crate) fn renew(&self, base: &Arc<Base>) -> io::Result<()> {
+        let layers = Key::of(&base.chain, 0, 0)?.layers;
+        let mut list = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_it = |at: &Place| std::ptr::eq(at.base().as_ptr(), Arc::as_ptr(base));
+        if let Some((key, _)) = list.iter_mut().find(|(_, at)| is_it(at)) {
+            key.layers = layers;
+        }
+        Ok(())
+    }
+
+    /// The base that an image with such clusters will have, opened before anybody has to wait for it: `chain` is that of
+    /// the image without its top. All I/O is in multiples of `unit` bytes.
+    ///
+    /// # Errors
+    /// What the host says, or what is wrong with a file.
+    pub fn open_early(&self, chain: Vec<Layer>, cluster: u64, unit: u32) -> io::Result<OpenBase> {
+        let opened = self.open(chain, cluster.ilog2(), unit, &mut Budget::default())?;
+        opened.map(OpenBase).ok_or_else(|| io::ErrorKind::Unsupported.into())
+    }
+
     /// The base that a chain without its top is; the one that others have, if they do.
     ///
     /// # Errors
@@ -241,5 +285,56 @@ impl Bases {
         let base = Arc::new(Base::open(chain, cluster_bits, unit, budget)?);
         *at.base() = Arc::downgrade(&base);
         Ok(Some(base))
+    }
+}
+
+/// What a new image on top of one that is served will be based on, but for the present state of that.
+#[derive(Debug)]
+pub(crate) struct Beneath {
+    /// The files below it.
+    open: Vec<Open>,
+    chain: Vec<Layer>,
+    key: Key,
+}
+
+impl Beneath {
+    /// For an image with clusters of 2 to the power of `cluster_bits` bytes on top of `chain`, whose first is served on
+    /// meanwhile, and the others are `base`.
+    ///
+    /// # Errors
+    /// What the host says to the question of what the files are.
+    pub(crate) fn new(
+        chain: &[Layer],
+        base: Option<&Arc<Base>>,
+        cluster_bits: u32,
+        unit: u32,
+    ) -> io::Result<Self> {
+        let key = Key::of(chain, cluster_bits, unit)?;
+        let open = base.map_or_else(Vec::new, |base| base.fresh(1));
+        Ok(Self { open, chain: chain.to_vec(), key })
+    }
+
+    /// With its first as it is now, which is not written any more. No file is looked at.
+    ///
+    /// # Errors
+    /// What the host says to the memory of its table.
+    pub(crate) fn finish(
+        mut self,
+        top: Open,
+        first: Layer,
+        bases: &Bases,
+    ) -> io::Result<Arc<Base>> {
+        self.open.insert(0, top);
+        if let (Some(there), LayerFormat::Qcow2 { shape, .. }) =
+            (self.chain.first_mut(), &first.format)
+        {
+            // By the time of its last change it is known once it is at rest ([`Bases::renew`]).
+            self.key.layers[0].0.bytes = first.file_bytes;
+            self.key.layers[0].1 = Some(*shape);
+            *there = first;
+        }
+        let base = Arc::new(Base::of(self.open, self.chain, self.key.cluster_bits)?);
+        bases.add(self.key, &base);
+        Ok(base)
     }
 }

@@ -2,11 +2,13 @@
 
 mod entries;
 mod hand_over;
+mod on_top;
 #[cfg(test)]
 mod tests;
 mod whole;
 
-use crate::base::{Base, Bases};
+use crate::base::{Base, Bases, OpenBase};
+use crate::budget::Budget;
 use crate::client::{ImageClient, line};
 use crate::header::autoclear;
 use crate::journal::{Journal, MARK_BITS, unused};
@@ -18,6 +20,7 @@ use crate::refcounts::Refcounts;
 use crate::table::{Place, Table};
 use crate::thread::{Mailbox, Task, Work};
 use crate::writer::Writer;
+pub use on_top::OnTop;
 use ringway_core::ByteRange;
 use ringway_core::host::File;
 use ringway_core::host::sync::Mutex;
@@ -153,12 +156,49 @@ impl Image {
         unit: u32,
         journal: Option<&Arc<Journal>>,
     ) -> io::Result<Self> {
+        let top = chain.first().cloned().ok_or(io::ErrorKind::Unsupported)?;
+        let layers = Layers::open(chain, bases, unit)?;
+        Opened::new(top, layers, usage, journal)?.into_image()
+    }
+
+    /// As [`Image::open_beside`], of an image whose base is open already ([`OpenBase`]).
+    ///
+    /// # Errors
+    /// As [`Image::open_beside`].
+    pub fn open_on(
+        top: Layer,
+        base: Option<&OpenBase>,
+        usage: Use,
+        unit: u32,
+        journal: Option<&Arc<Journal>>,
+    ) -> io::Result<Self> {
+        let base = base.map(|base| Arc::clone(&base.0));
+        let layers = Layers::on(top.clone(), base, unit, &mut Budget::default())?;
+        Opened::new(top, layers, usage, journal)?.into_image()
+    }
+}
+
+/// An image of which all that is in its own file is known.
+#[derive(Debug)]
+struct Opened {
+    top: Layer,
+    layers: Layers,
+    usage: Use,
+    writer: Option<Writer>,
+    entries: Option<(Arc<Journal>, Arc<AtomicU64>)>,
+    metadata: Metadata,
+    mailbox: Mailbox,
+}
+
+impl Opened {
+    /// Reads what is needed to begin with, and has its file be as long as its clusters.
+    fn new(
+        top: Layer,
+        mut layers: Layers,
+        usage: Use,
+        journal: Option<&Arc<Journal>>,
+    ) -> io::Result<Self> {
         let grows = usage.grows;
-        let top = chain.first().cloned();
-        let mut layers = Layers::open(chain, bases, unit)?;
-        // What is shared is not held a second time.
-        let shared = layers.base.iter().flat_map(|base| base.chain.iter().cloned());
-        let chain: Vec<Layer> = top.into_iter().chain(shared).collect();
         let (mut writer, mut entries, mailbox) = (None, None, Mailbox::default());
         let mut metadata = Metadata::default();
         match layers.missing() {
@@ -190,7 +230,7 @@ impl Image {
             }
             let used: Vec<u64> = tables.l2_offsets().collect();
             if usage.barriers && used.is_empty() {
-                flush_snapshot(&chain)?;
+                flush_snapshot(layers.base.as_ref().and_then(|base| base.chain.first()))?;
             }
             let (file, shape) = (tables.file.clone(), tables.shape);
             let mut refcounts = Refcounts::open(file, shape, end, grows, used.into_iter())?;
@@ -219,9 +259,18 @@ impl Image {
             new.freed = freed;
             writer = Some(new);
         }
+        Ok(Self { top, layers, usage, writer, entries, metadata, mailbox })
+    }
+
+    /// Reads nothing more.
+    fn into_image(self) -> io::Result<Image> {
+        let Self { top, layers, usage, writer, entries, metadata, mailbox } = self;
+        // What is shared is not held a second time.
+        let shared = layers.base.iter().flat_map(|base| base.chain.iter().cloned());
+        let chain = std::iter::once(top).chain(shared).collect();
         let mut map = Map::new(layers, usage.read_only, metadata)?;
         let shape = map.layers.top().shape;
-        Ok(Self {
+        Ok(Image {
             table: Arc::clone(&map.table),
             files: map.layers.files.clone(),
             base: map.layers.base.clone(),
@@ -239,7 +288,9 @@ impl Image {
             thread: Mutex::new(Thread::Waits(Box::new(Work::new(map, writer)))),
         })
     }
+}
 
+impl Image {
     /// Bytes of the disk.
     #[must_use]
     pub fn size(&self) -> u64 {
@@ -405,8 +456,8 @@ impl Image {
 
 /// An image that holds nothing may have got its name when its daemon was killed, before that went on with it: what was
 /// answered last is in the image below then, and flushes make the top durable alone.
-fn flush_snapshot(chain: &[Layer]) -> io::Result<()> {
-    match chain.get(1) {
+fn flush_snapshot(below: Option<&Layer>) -> io::Result<()> {
+    match below {
         Some(Layer { file, format: LayerFormat::Qcow2 { .. }, .. }) => {
             sync_patiently(|| file.sync_data())
         }

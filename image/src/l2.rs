@@ -100,6 +100,19 @@ impl Tables {
         })
     }
 
+    /// The same for whoever only reads, in whose memory is no more than the L1 table. None of its entries is deferred.
+    pub(crate) fn fresh(&self) -> Self {
+        debug_assert!(self.deferred.is_empty());
+        Self {
+            file: self.file.clone(),
+            shape: self.shape,
+            l1: self.l1.clone(),
+            kept: Kept::new(CACHE, self.shape.cluster()),
+            deferred: BTreeMap::new(),
+            has_deferred: Arc::default(),
+        }
+    }
+
     /// Where the L2 tables are that it has, in bytes.
     pub(crate) fn l2_offsets(&self) -> impl Iterator<Item = u64> {
         self.l1.iter().map(|word| word & OFFSET).filter(|&offset| offset != 0)

@@ -185,6 +185,17 @@ impl Open {
         Ok((Self { bytes, file, end, data: Arc::clone(&data), tables, missing }, data))
     }
 
+    /// The same as file number `file` of a base. Nothing is read for it; nothing is written to it any more.
+    pub(crate) fn fresh(&self, file: u8) -> Self {
+        let tables = self.tables.as_ref().map(Tables::fresh);
+        Self { file, data: Arc::clone(&self.data), tables, missing: self.missing.clone(), ..*self }
+    }
+
+    /// The file with its data.
+    pub(crate) fn data(&self) -> &Arc<File> {
+        &self.data
+    }
+
     /// Where the beginning of a range is, of which `len` becomes what is known; `None` if it is where
     /// the file below says.
     pub(crate) fn find(&mut self, at: u64, len: &mut u64) -> io::Result<Option<Found>> {

@@ -24,6 +24,11 @@ fn find(top: &mut Open, base: Option<&Base>, at: u64, len: u64) -> io::Result<(F
     }
 }
 
+/// As the image's thread uses them.
+fn blocks(files: &[Arc<File>], unit: u32) -> Arc<[BlockFile]> {
+    files.iter().map(|file| BlockFile::new(Arc::clone(file), unit)).collect()
+}
+
 /// The files of a disk.
 #[derive(Debug)]
 pub(crate) struct Layers {
@@ -52,20 +57,48 @@ impl Layers {
         }
         let below = chain.split_off(chain.len().min(1));
         let first = chain.pop();
-        let Some(first @ Layer { format: LayerFormat::Qcow2 { shape, .. }, .. }) = &first else {
+        let Some(LayerFormat::Qcow2 { shape, .. }) = first.as_ref().map(|first| &first.format)
+        else {
             return Err(io::Error::other("the top of a chain must be qcow2"));
         };
         let mut budget = Budget::default();
         let base = bases.open(below, shape.cluster_bits, unit, &mut budget)?;
+        let first = first.ok_or(io::ErrorKind::Unsupported)?;
+        Self::on(first, base, unit, &mut budget)
+    }
+
+    /// The same of a top whose base is open.
+    ///
+    /// # Errors
+    /// As [`Layers::open`].
+    pub(crate) fn on(
+        first: Layer,
+        base: Option<Arc<Base>>,
+        unit: u32,
+        budget: &mut Budget,
+    ) -> io::Result<Self> {
         let others = base.iter().flat_map(|base| base.files.iter().cloned());
         let mut files: Vec<_> = std::iter::once(Arc::clone(&first.file)).chain(others).collect();
         let apart = matches!(first.format, LayerFormat::Qcow2 { data: Some(_), .. });
         let data = if apart { u8::try_from(files.len()).map_err(io::Error::other)? } else { 0 };
-        let (top, data_file) = Open::new(first.clone(), data, unit, &mut budget)?;
-        files.extend(apart.then_some(data_file));
-        let blocks = files.iter().map(|file| BlockFile::new(Arc::clone(file), unit)).collect();
         let (own_end, decompressor) = (first.file_bytes, Decompressor::default());
+        let (top, data_file) = Open::new(first, data, unit, budget)?;
+        files.extend(apart.then_some(data_file));
+        let blocks = blocks(&files, unit);
         Ok(Self { top, base, files, blocks, data, own_end, unit, decompressor })
+    }
+
+    /// What it has nothing of is in this base. It has none yet, and no data file.
+    pub(crate) fn set_base(&mut self, base: Arc<Base>) {
+        debug_assert!(self.base.is_none() && !self.has_data_file());
+        self.files.extend(base.files.iter().cloned());
+        self.blocks = blocks(&self.files, self.unit);
+        self.base = Some(base);
+    }
+
+    /// The top as the first of a base. All that is known of it is in its file, and it has no data file.
+    pub(crate) fn top_beneath(&self) -> Open {
+        self.top.fresh(0)
     }
 
     /// True if there is another file below the top.

@@ -7,6 +7,7 @@ use crate::aligned::Aligned;
 use crate::ask::{Answer, Ask};
 use crate::client::{Message, Reply, ServerEnd};
 use crate::failure::Failure;
+use crate::layer::{Layer, LayerFormat, Open};
 use crate::layout::{Shape, corrupt};
 use crate::map::Map;
 use crate::table::{Place, Table};
@@ -232,6 +233,24 @@ impl Work {
             writer.place_table(&mut shape);
         }
         shape
+    }
+
+    /// The top as the first file of a base, and as a layer of that: nothing is written to it any more. No file is looked
+    /// at.
+    ///
+    /// # Errors
+    /// That not all is in the file that is known of it, or that nobody knows what is.
+    pub(crate) fn top_beneath(&mut self, mut layer: Layer) -> io::Result<(Open, Layer)> {
+        let is_broken = self.writer.as_ref().is_some_and(Writer::is_broken);
+        if is_broken || Writer::has_deferred(&mut self.map) || self.map.layers.has_data_file() {
+            return Err(corrupt());
+        }
+        layer.file_bytes = self.map.layers.top_end();
+        let (now, top) = (self.shape(), self.map.layers.top_beneath());
+        if let LayerFormat::Qcow2 { shape, .. } = &mut layer.format {
+            *shape = now;
+        }
+        Ok((top, layer))
     }
 
     /// Has all entries be in the file, though not durably.

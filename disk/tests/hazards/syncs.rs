@@ -514,7 +514,8 @@ fn c61_a_sync_of_the_image_below_answers_nobody() {
     let (mut made, layer, _) =
         ringway_disk::NewOverlay::make(&path, &disk.file(), snapshot, shape).unwrap();
     made.take_name().unwrap();
-    let beneath = disk.put_on_top(layer, &folder.path().join(snapshot), &Arc::default()).unwrap();
+    let new = disk.prepare_on_top(layer, &folder.path().join(snapshot)).unwrap();
+    let beneath = disk.put_on_top(new, &Arc::default()).unwrap();
     made.keep();
     let before = gate.syncs();
     let mut one = Bench::new(gate.engine(0), Arc::clone(&disk), 8).unwrap();
@@ -524,7 +525,7 @@ fn c61_a_sync_of_the_image_below_answers_nobody() {
     // It joins the next one.
     other.start(&memory, FLUSH, 1);
     // It waits for nobody's sync of another file.
-    beneath.settle().unwrap();
+    beneath.settle(&Arc::default()).unwrap();
     let mut answers = Vec::new();
     gate.end(0);
     one.turn(&mut answers);

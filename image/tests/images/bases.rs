@@ -4,6 +4,7 @@ use crate::disk::{TestDisk, layers};
 use crate::record::Hold;
 use ringway_image::{Bases, Format, Image, NewImage, Use};
 use std::fs::File;
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -56,6 +57,57 @@ fn b46_a_base_that_takes_long_holds_up_no_image_with_another_one() {
     assert_eq!(bases.based_on(&slow_base).unwrap(), 2);
     drop((first, second));
     assert_eq!(bases.based_on(&slow_base).unwrap(), 0);
+}
+
+/// A snapshot of a disk is taken while that rests: whatever its storage does then, of a base above all, the new image is put
+/// on top by what is known of all files.
+#[test]
+fn b46_a_new_image_is_put_on_top_without_a_look_at_a_file() {
+    const CLUSTER: u64 = 65536;
+    let folder = tempfile::tempdir().unwrap();
+    let (path, _) = on_a_base(folder.path(), "vm");
+    let mut base = TestDisk::open(&folder.path().join("vm.base"), false);
+    base.write(2 * CLUSTER, &[7; 512]);
+    drop(base);
+    let bases = Bases::default();
+    let usage = Use { read_only: false, grows: true, barriers: true };
+    let mut disk =
+        TestDisk::of(Image::open_beside(layers(&path, false), usage, &bases, 1).unwrap());
+    disk.write(0, &[1; 512]);
+    let overlay = folder.path().join("overlay");
+    let backing = Some((Path::new("vm"), Format::Qcow2));
+    let new = NewImage { virtual_size: BYTES, cluster_bits: 16, backing };
+    new.write(&File::create_new(&overlay).unwrap()).unwrap();
+    let top = layers(&overlay, false).swap_remove(0);
+    let new = disk.image.prepare_on_top(top, &path, 1, None).unwrap();
+    // It is served on meanwhile: a table is new.
+    disk.write(CLUSTER, &[2; 512]);
+    disk.flush();
+    let all: Vec<_> = disk.image.layers().iter().map(|layer| Arc::clone(&layer.file)).collect();
+    let aside: Vec<_> = all.iter().map(|file| file.try_clone().unwrap()).collect();
+    let nothing = File::open("/dev/null").unwrap();
+    let replace = |file: &File, by: &File| {
+        // SAFETY: both are open; nobody but this test has this number of a descriptor, which stays open.
+        assert!(unsafe { libc::dup2(by.as_raw_fd(), file.as_raw_fd()) } >= 0);
+    };
+    all.iter().for_each(|file| replace(file, &nothing));
+    let image = disk.image.put_on_top(new, &bases);
+    all.iter().zip(&aside).for_each(|(file, aside)| replace(file, aside));
+    let image = image.unwrap();
+    // Who is based on the same shares it.
+    let snapshot = &image.layers()[1].file;
+    assert_eq!((all.len(), bases.based_on(snapshot).unwrap()), (2, 1));
+    drop(disk);
+    image.renew_base(&bases).unwrap();
+    let beside =
+        Image::open_beside(layers(&overlay, true), Use { read_only: true, ..usage }, &bases, 1);
+    assert_eq!(beside.unwrap().memory().base_images, 2);
+    let mut disk = TestDisk::of(image);
+    for (cluster, byte) in [(0, 1), (1, 2), (2, 7), (3, 0)] {
+        assert_eq!(disk.read(cluster * CLUSTER, 512), vec![byte; 512], "cluster {cluster}");
+    }
+    disk.write(0, &[3; 512]);
+    assert_eq!((disk.read(0, 512), disk.read(512, 512)), (vec![3; 512], vec![0; 512]));
 }
 
 /// The table of its base says where its clusters are while it has none of its own: not beyond its end.

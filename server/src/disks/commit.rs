@@ -41,7 +41,10 @@ fn commit(
     image.skip_middle().context("its header")?;
     kill_point!(MiddleSkipped);
     drop(image);
-    let leave = || disk.leave_middle(base, written.clone(), bases);
+    let beneath = disk
+        .base_without_middle(base, written, bases)
+        .context("what it is based on from now on")?;
+    let leave = || disk.leave_middle(&beneath);
     let blackout = open_anew(job, served, leave).context(
         "its header names what was merged into by now, and whoever serves it next needs the other image no \
          more. Here that is still in use",

@@ -8,11 +8,10 @@ use anyhow::{Context, anyhow};
 use ringway_control::protocol::JobFacts;
 use ringway_core::kill_point;
 use ringway_export::ChangeError;
-use ringway_image::Bases;
 use std::sync::Arc;
 
 /// Carries it out.
-fn flatten(job: &Job, served: &Served, bases: &Bases, bps: Option<u64>) -> anyhow::Result<Ended> {
+fn flatten(job: &Job, served: &Served, bps: Option<u64>) -> anyhow::Result<Ended> {
     let disk = served.export.disk();
     let image = disk.image_to_flatten()?;
     let pull = |at, most| {
@@ -27,7 +26,7 @@ fn flatten(job: &Job, served: &Served, bases: &Bases, bps: Option<u64>) -> anyho
     image.detach().context("its header")?;
     kill_point!(Detached);
     drop(image);
-    let leave = || disk.leave_backing(bases);
+    let leave = || disk.leave_backing();
     let blackout = open_anew(job, served, leave).context(
         "it is one file by now, and whoever serves it next needs no other. Here what it was based on \
          is still in use",
@@ -59,7 +58,7 @@ impl Disks {
         let image = served.export.disk().image_to_flatten().map_err(anyhow::Error::from)?;
         let job = Job::new("flatten", bps, image.size());
         drop(image);
-        let (disk, bases) = (Arc::clone(served), Arc::clone(&self.host.bases));
-        Ok(self.start_job(served, job, move |job| flatten(job, &disk, &bases, bps))?)
+        let disk = Arc::clone(served);
+        Ok(self.start_job(served, job, move |job| flatten(job, &disk, bps))?)
     }
 }

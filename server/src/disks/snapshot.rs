@@ -82,8 +82,8 @@ impl Disks {
         let Some(beneath) = beneath else {
             return Err(at_rest.map_or_else(Into::into, |_| anyhow!("nothing was done").into()));
         };
-        let beneath = beneath.context("cannot read the tables of the new image")?;
-        if let Err(error) = beneath.settle() {
+        let beneath = beneath.context("the new image is not served")?;
+        if let Err(error) = beneath.settle(&self.host.bases) {
             tracing::warn!(
                 disk = served.name(),
                 "what is its base from now on is still locked for writing: {error}"

@@ -6,7 +6,7 @@ use super::protocol::{HelperAnswer, HelperRequest, OverlayWanted};
 use super::state::{OwnState, StateKeeper};
 use super::wire::LOST;
 use anyhow::{Context, bail, ensure};
-use ringway_disk::{Beneath, Disk, NewOverlay, OverlayShape, lock_image};
+use ringway_disk::{Beneath, Disk, NewOverlay, NewTop, OverlayShape, lock_image};
 use ringway_image::Layer;
 use ringway_terminal::reasons::in_full;
 use std::os::fd::AsFd;
@@ -19,6 +19,8 @@ pub(crate) struct Overlay<'a> {
     disk: &'a Disk,
     made: Made,
     layer: Layer,
+    /// Until the disk is served from it.
+    new: Option<NewTop>,
     snapshot: PathBuf,
     /// The disk's state has its name, too.
     state_follows: bool,
@@ -51,13 +53,16 @@ impl Host {
             }
             Some(helper) => helper.overlay(disk, path, snapshot, shape)?,
         };
-        let overlay = Overlay { disk, made, layer, snapshot, state_follows: false, on_top: false };
+        let (new, state_follows, on_top) = (None, false, false);
+        let mut overlay = Overlay { disk, made, layer, new, snapshot, state_follows, on_top };
         let takes = disk.alignment();
         ensure!(
             alignment.0 <= takes.memory && alignment.1 <= takes.offset,
             "a new file here takes larger blocks than the image: serve it with --cache writeback"
         );
         lock_image(&overlay.layer.file, false).context("cannot lock the new image")?;
+        let new = disk.prepare_on_top(overlay.layer.clone(), &overlay.snapshot);
+        overlay.new = Some(new.context("cannot read the tables of the new image")?);
         Ok(overlay)
     }
 
@@ -66,8 +71,8 @@ impl Host {
     /// # Errors
     /// What the host says; nothing has changed then.
     pub(crate) fn put_on_top(&self, overlay: &mut Overlay<'_>) -> std::io::Result<Beneath> {
-        let beneath =
-            overlay.disk.put_on_top(overlay.layer.clone(), &overlay.snapshot, &self.bases)?;
+        let new = overlay.new.take().ok_or(std::io::ErrorKind::NotFound)?;
+        let beneath = overlay.disk.put_on_top(new, &self.bases)?;
         overlay.on_top = true;
         Ok(beneath)
     }
