@@ -372,9 +372,17 @@ impl Writer {
         for (index, before) in std::mem::take(&mut self.l1) {
             let tables = map.layers.top();
             let (mut unused, table) = (before, (tables.l1(index) & OFFSET) / size);
+            // It may be a snapshot's, too.
+            let old = (before & OFFSET) / size;
+            if old != 0 {
+                self.refcounts.loose.free(old, (index as u64) << tables.shape.l2_bits());
+            }
             match tables.write_l1(index, before) {
                 Ok(()) => self.refcounts.loose.remove(table),
                 Err(not) => {
+                    if not.is_old {
+                        self.refcounts.loose.remove(old);
+                    }
                     unused = if not.is_old { tables.l1(index) } else { 0 };
                     tables.set_l1(index, before);
                     tables.forget(index);

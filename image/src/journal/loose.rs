@@ -79,7 +79,8 @@ impl LooseClusters {
         }
     }
 
-    /// The entry of `user` leads to this one, and is about to lead elsewhere.
+    /// The entry of `user`, or the L1 entry of the table that would have that, leads to this one, and is about to lead
+    /// elsewhere.
     pub(crate) fn free(&mut self, cluster: u64, user: u64) {
         if self.clusters.len() < LOOSE - AHEAD {
             self.add(cluster, Some(user));

@@ -1,13 +1,15 @@
 //! Entries that a process left in its journal when it was killed go into the tables of their image.
 
 use super::{Journal, MARK_BITS, is_of_this_boot};
+use crate::budget::Budget;
 use crate::file::{BlockFile, NotReplaced};
-use crate::header::Header;
+use crate::header::{Header, L1_BYTES_MAX};
 use crate::l2::Tables;
-use crate::layout::{COPIED, Entry, OFFSET, Shape};
+use crate::layout::{COPIED, Entry, OFFSET, Shape, corrupt, words};
 use crate::refcounts::Refcounts;
+use crate::snapshot::Snapshot;
 use ringway_core::host::File;
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::io;
 use std::sync::Arc;
 
@@ -117,11 +119,18 @@ fn give_back(
         // That no entry leads there has to be durable before others get it.
         refcounts.sync()?;
     }
-    refcounts.free(&mut unused)
+    let (mut shared, mut alone) = (Vec::new(), Vec::new());
+    for cluster in unused.drain(..) {
+        match refcounts.count(cluster)? {
+            1 => alone.push(cluster),
+            _ => shared.push(cluster),
+        }
+    }
+    refcounts.free(&mut alone).and(refcounts.release(&mut shared))
 }
 
-/// Those of these clusters, in ascending order, that are counted once, though no table names them: none but the entry
-/// of its user ever led there, since it was counted.
+/// Those of these clusters, in ascending order, that are counted once more than tables name them: none but the entry
+/// of its user ever led there, since it was counted, and L1 tables of snapshots if it is a table.
 pub(crate) fn unused(
     tables: &mut Tables,
     refcounts: &mut Refcounts,
@@ -131,12 +140,15 @@ pub(crate) fn unused(
     let clusters = shape.size.div_ceil(shape.cluster());
     let behind: HashSet<u64> =
         tables.behind()?.into_iter().map(|(_, offset)| offset >> shape.cluster_bits).collect();
+    let listed = loose.iter().map(|(cluster, _)| *cluster).collect();
+    let of_snapshots = of_snapshots(&tables.file, refcounts.end(), &listed)?;
     // Each table is read once.
     loose.sort_unstable_by_key(|(cluster, user)| (*user, *cluster));
     let mut unused = Vec::new();
     for (cluster, user) in loose {
         let is_table = refcounts.metadata.contains(cluster) || behind.contains(&cluster);
-        if is_table || refcounts.count(cluster)? != 1 {
+        let named = of_snapshots.get(&cluster).copied().unwrap_or(0);
+        if is_table || refcounts.count(cluster)? != named + 1 {
             continue;
         }
         let is_named = match user {
@@ -151,6 +163,32 @@ pub(crate) fn unused(
     unused.sort_unstable();
     unused.dedup();
     Ok(unused)
+}
+
+/// How often L1 tables of internal snapshots name each of these clusters, if any does. The file has `end` bytes.
+fn of_snapshots(
+    file: &BlockFile,
+    end: u64,
+    clusters: &HashSet<u64>,
+) -> io::Result<HashMap<u64, u64>> {
+    let header = Header::read(file, end)?.map_err(io::Error::other)?;
+    let (snapshots, _) = Snapshot::read_all(file, &header, end)?.map_err(io::Error::other)?;
+    let (mut named, mut budget) = (HashMap::new(), Budget::default());
+    for Snapshot { l1_offset, l1_entries, .. } in snapshots {
+        budget.take(l1_entries.into())?;
+        let len = 8 * u64::from(l1_entries);
+        if len > L1_BYTES_MAX || l1_offset.saturating_add(len) > end {
+            return Err(corrupt());
+        }
+        let mut bytes = vec![0; 8 * l1_entries as usize];
+        file.read_or_zero(&mut bytes, l1_offset)?;
+        for cluster in words(&bytes).map(|word| (word & OFFSET) >> header.cluster_bits) {
+            if clusters.contains(&cluster) {
+                *named.entry(cluster).or_default() += 1;
+            }
+        }
+    }
+    Ok(named)
 }
 
 /// Whether the tables have the entry that was written last. If they do not, the file has older contents, which

@@ -608,6 +608,48 @@ fn c71_a_table_behind_the_disk_is_not_given_back() {
     assert_eq!(checked(&path).unwrap().leaks, 0);
 }
 
+/// A kill behind the write of an L1 entry that led to a table which an internal snapshot has, too: that is counted for the
+/// snapshot alone afterwards, and never less.
+#[test]
+fn c89_a_table_that_a_snapshot_has_too_is_counted_for_it_alone_after_a_kill() {
+    const TABLE: u64 = 64 * 512;
+    if !qemu::is_here() {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let (path, at) = (folder.path().join("top.qcow2"), folder.path().join("journal"));
+    let file = File::options().read(true).write(true).create_new(true).open(&path).unwrap();
+    let new = NewImage { virtual_size: 8 * TABLE, cluster_bits: 9, backing: None };
+    new.write(&file).unwrap();
+    let mut disk = TestDisk::open(&path, false);
+    (0..8).for_each(|table| disk.write(table * TABLE, &[1; 512]));
+    drop(disk);
+    qemu::img(&["snapshot", "-c", "one", path.to_str().unwrap()]);
+    let (mut disk, _) = TestDisk::open_with_journal(&path, 1, &at);
+    (0..8).for_each(|table| disk.write(table * TABLE + 512, &[2; 512]));
+    kill(disk);
+    drop(TestDisk::open_with_journal(&path, 1, &at));
+    qemu::check(&path, false);
+    // A list of which the next process does not know how far the last one had got.
+    let (mut disk, _) = TestDisk::open_with_journal(&path, 1, &at);
+    disk.write(1024, &[3; 512]);
+    kill(disk);
+    let word = |at| {
+        let mut word = [0; 8];
+        file.read_exact_at(&mut word, at).unwrap();
+        u64::from_be_bytes(word)
+    };
+    let l1 = word(word(64));
+    let slots = (0..8).map(|table| [(word(l1 + 8 * table) & !(1 << 63)) / 512, 0]);
+    let slots: Vec<u8> = slots.flatten().flat_map(u64::to_ne_bytes).collect();
+    let list = File::options().write(true).open(&at).unwrap();
+    list.write_all_at(&slots, 4096 + 4096 * 16 + 3000 * 16).unwrap();
+    let (mut disk, _) = TestDisk::open_with_journal(&path, 1, &at);
+    assert_eq!(disk.read(1024, 512), [3; 512]);
+    drop(disk);
+    qemu::check(&path, false);
+}
+
 /// An overlay of two L2 tables, both there: its file, and for which part of that the second one is.
 fn two_tables() -> (tempfile::TempDir, PathBuf, File, std::ops::Range<u64>) {
     let folder = tempfile::tempdir().unwrap();
