@@ -171,6 +171,31 @@ impl Target {
         matches!(self.address, Address::Unix(_)) && self.tls.is_none()
     }
 
+    /// What the export is, however it was said: the same word for all names that lead to one disk without a server being
+    /// asked. TLS is a way to it.
+    #[must_use]
+    pub fn identity(&self) -> String {
+        let server = match &self.address {
+            Address::Unix(path) => {
+                format!("unix:{}", path.components().collect::<PathBuf>().display())
+            }
+            Address::Tcp { host, port } => {
+                let host = host.to_ascii_lowercase();
+                // The root of all names may end one.
+                let host = host.strip_suffix('.').unwrap_or(&host);
+                match host.parse::<IpAddr>().map(|ip| ip.to_canonical()) {
+                    Ok(ip) if ip == Ipv4Addr::LOCALHOST || ip == Ipv6Addr::LOCALHOST => {
+                        format!("localhost:{port}")
+                    }
+                    Ok(ip) => SocketAddr::new(ip, *port).to_string(),
+                    Err(_) => format!("{host}:{port}"),
+                }
+            }
+        };
+        // An address has no slash at its end.
+        format!("nbd:{server}/:{}", self.export)
+    }
+
     /// The name and the port of a host that has to be looked up.
     #[must_use]
     pub fn host(&self) -> Option<(&str, u16)> {
@@ -445,6 +470,47 @@ mod tests {
         assert_eq!(named.host(), Some(("some.host", 99)));
         let known: SocketAddr = "10.0.0.1:99".parse().unwrap();
         assert_eq!(named.at(&[known]).look_up().unwrap(), [known]);
+    }
+
+    #[test]
+    fn c93_one_export_is_the_same_however_it_is_said() {
+        let same: [&[&str]; 5] = [
+            &[
+                "nbd://Host.Example/a%20b",
+                "nbd://host.example:10809/a b",
+                "nbd://host.example.:/%61 b",
+                "nbds://HOST.example/a%20b?tls-certificates=/pki",
+                "nbds://host.example/a b?tls-certificates=/other&tls-hostname=x",
+            ],
+            &["nbd://host.example:10810/a b"],
+            &[
+                "nbd://[2001:db8::1]/d",
+                "nbd://[2001:DB8:0:0::1]:10809/d",
+                "nbd://[2001:db8::0.0.0.1]/d",
+            ],
+            &[
+                "nbd://127.0.0.1/d",
+                "nbd://localhost/d",
+                "nbd://[::1]/d",
+                "nbd://[::ffff:127.0.0.1]/d",
+            ],
+            &[
+                "nbd:unix:/run/x.sock:d",
+                "nbd:unix:/run//./x.sock:exportname=d",
+                "nbd+unix:///d?socket=/run/x%2esock",
+                "nbds+unix:///d?socket=/run/x.sock&tls-certificates=/pki",
+            ],
+        ];
+        let identity = |word: &&str| word.parse::<Target>().unwrap().identity();
+        let all: Vec<Vec<String>> =
+            same.iter().map(|words| words.iter().map(identity).collect()).collect();
+        for (nth, one) in all.iter().enumerate() {
+            assert!(one.iter().all(|is| *is == one[0]), "{one:?}");
+            assert!(all[..nth].iter().all(|other| other[0] != one[0]), "{one:?}");
+        }
+        let others = ["nbd:unix:/x:a:b", "nbd:unix:/x:a", "nbd:unix:/x", "nbd://h/D", "nbd://h/d"];
+        let others: std::collections::HashSet<_> = others.iter().map(identity).collect();
+        assert_eq!(others.len(), 5, "{others:?}");
     }
 
     #[test]

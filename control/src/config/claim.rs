@@ -3,6 +3,7 @@
 use super::{DiskSpec, NbdAddress, NbdPlace, Place};
 use ringway_core::file::NO_PATH;
 use ringway_disk::Source;
+use ringway_nbd_client::Address;
 use rustix::fs::{AtFlags, FileType, StatxFlags, statx};
 use serde::{Deserialize, Serialize};
 use std::fs::{File, Metadata};
@@ -62,8 +63,11 @@ impl DiskSpec {
         let image = match &self.source {
             Source::Path(path) => Some((path.clone(), locate(path).identity)),
             Source::Nbd(target) => {
-                let export = format!("nbd:{}:{}", target.address, target.export);
-                Some((target.to_string().into(), FileIdentity::Path(export.into())))
+                let mut found = target.clone();
+                if let Address::Unix(path) = &mut found.address {
+                    *path = locate(path).real;
+                }
+                Some((target.to_string().into(), FileIdentity::Path(found.identity().into())))
             }
             // One cluster after the other may have an image of such a name: who has its lock decides.
             Source::Rbd { target, access } => {

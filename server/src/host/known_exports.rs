@@ -4,7 +4,7 @@
 
 use super::facts_message;
 use super::state::StateDir;
-use super::state_name::StateName;
+use super::state_name::{StateName, identity};
 use ringway_disk::{Disk, OpenOptions, Source};
 use ringway_nbd_client::{Address, Known, Negotiated};
 use rustix::fs::{Mode, OFlags, openat};
@@ -23,7 +23,7 @@ const ANOTHER: Duration = Duration::from_millis(100);
 /// One of them, as it is written.
 #[derive(Deserialize, Serialize)]
 struct Record {
-    /// What its user calls it.
+    /// What it is.
     name: String,
     #[serde(with = "facts_message::remote")]
     negotiated: Option<Negotiated>,
@@ -39,7 +39,7 @@ pub(super) fn recall(dir: &StateDir, name: &str) -> Option<Known> {
     file.take(BYTES_MAX).read_to_end(&mut bytes).ok()?;
     let record: Record = serde_json::from_slice(&bytes).ok()?;
     let Record { name: its, negotiated, export, connections } = record;
-    let negotiated = negotiated.filter(|_| its == name)?;
+    let negotiated = negotiated.filter(|_| its == identity(name.as_bytes()))?;
     Some(Known { negotiated, export, connections })
 }
 
@@ -83,7 +83,7 @@ pub(super) fn keep(disk: &Disk, dir: Option<&StateDir>) {
         return;
     }
     let record = Record {
-        name: disk.name().to_owned(),
+        name: identity(disk.name().as_bytes()),
         negotiated: Some(known.negotiated),
         export: known.export,
         connections: known.connections,

@@ -505,7 +505,8 @@ mod tests {
         let other = of("nbd:unix:/n.sock:other");
         assert_eq!((files(), written(&other)), (2, 0));
         leave(other);
-        let keeper = of("nbd:unix:/n.sock");
+        // However it is spelled.
+        let keeper = of("nbd+unix:///?socket=/./n.sock");
         assert_eq!((files(), written(&keeper)), (1, 3));
         // A successor uses it already.
         let successor = of("nbd:unix:/n.sock");

@@ -6,6 +6,7 @@
 //! tell none (NFS and FUSE before they could, ext4 with small inodes). There a new image may have the name
 //! of one that was deleted, and is told from it by how that one was left.
 
+use ringway_nbd_client::Target;
 use rustix::fs::{AtFlags, CWD, Mode, OFlags, StatxFlags, openat, statx};
 use std::fs::File;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -46,14 +47,14 @@ impl StateName {
         Ok(Self::Image { device: meta.dev(), inode: meta.ino(), born })
     }
 
-    /// That of an export, by what its user calls it.
+    /// That of an export, however its user spells it.
     pub(super) fn of_export(name: &[u8]) -> Self {
-        Self::Export(hash(name))
+        Self::Export(hash(identity(name).as_bytes()))
     }
 
     /// That of what is known of it.
     pub(super) fn known_export(name: &[u8]) -> Self {
-        Self::KnownExport(hash(name))
+        Self::KnownExport(hash(identity(name).as_bytes()))
     }
 
     /// That of what says that the image at this path was served.
@@ -65,6 +66,12 @@ impl StateName {
     pub(super) fn is_ambiguous(&self) -> bool {
         matches!(self, Self::Image { born: 0, .. })
     }
+}
+
+/// What an export is, by the name that its user gives it.
+pub(super) fn identity(name: &[u8]) -> String {
+    let name = String::from_utf8_lossy(name).into_owned();
+    name.parse::<Target>().map_or(name, |target| target.identity())
 }
 
 /// FNV-1a: the same in every release. Who names exports is who names images, so nobody is kept from naming two of
