@@ -144,7 +144,11 @@ fn open(path: &Path, writes: bool) -> anyhow::Result<File> {
     }
     match lock_image(&file, !writes) {
         Ok(()) => {}
-        // A block device or file system without locks can be used alone only.
+        Err(LockError::Host(error)) if writes => {
+            return Err(error)
+                .with_context(|| format!("{name}: cannot lock it, and others may use it"));
+        }
+        // Who only reads harms nobody.
         Err(LockError::Host(error)) => tracing::warn!("cannot lock {name}: {error}"),
         Err(error) => bail!(
             "{name}: it is in use by {}. What is being written cannot be checked: stop it first",

@@ -85,13 +85,15 @@ pub(crate) fn spare(image: &Path, target: &Path, force: bool) -> anyhow::Result<
     };
     ensure!(meta.is_file(), "{name}: it is there, and it is no file: it is not overwritten");
     ensure!(force, "{name}: it is there already. Overwrite it with --force");
-    let file = File::open(target).with_context(context)?;
+    // Network file systems lock for writing only what is open for writing.
+    let writable = File::options().read(true).write(true).open(target);
+    let file = writable.or_else(|_| File::open(target)).with_context(context)?;
     match lock_image(&file, false) {
         Ok(()) => Ok(Some(file)),
-        Err(LockError::Host(error)) => {
-            tracing::warn!("cannot lock {name}: {error}");
-            Ok(Some(file))
-        }
+        Err(LockError::Host(error)) => bail!(
+            "{name}: it cannot be locked ({error}), so nobody can tell whether it is in use: it is not overwritten. If \
+             nobody uses it remove it first"
+        ),
         Err(error) => {
             bail!("{name}: it is in use by {}: it is not overwritten", error.holder(&file))
         }

@@ -6,6 +6,7 @@ use ringway_driver::Options;
 use ringway_testkit::{Need, skip};
 use serde_json::Value;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -400,6 +401,52 @@ fn room_for_first_writes_is_found_ahead_with_direct_io_and_given_back() {
         let left = there(&image);
         assert!(left < 6 << 16, "{cache}: {left}");
         whole(dir, &image);
+    }
+}
+
+/// As on a network file system whose server knows no locks.
+fn without_locks(command: &mut Command) {
+    const ERRNO: u32 = libc::SECCOMP_RET_ERRNO | libc::ENOLCK as u32;
+    let step = |code, jf, k| libc::sock_filter { code, jt: 0, jf, k };
+    let filter = [
+        // Load the number of the call; unless it is flock go on by one.
+        step(0x20, 0, 0),
+        step(0x15, 1, libc::SYS_flock as u32),
+        step(0x06, 0, ERRNO),
+        step(0x06, 0, libc::SECCOMP_RET_ALLOW),
+    ];
+    let confine = move || {
+        let mut filter = filter;
+        let program = libc::sock_fprog { len: 4, filter: filter.as_mut_ptr() };
+        // SAFETY: the program is ours and lives as long as the call.
+        let confined = unsafe {
+            libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0
+                && libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &raw const program)
+                    == 0
+        };
+        if confined { Ok(()) } else { Err(std::io::Error::last_os_error()) }
+    };
+    // SAFETY: it makes two system calls and allocates nothing.
+    unsafe { command.pre_exec(confine) };
+}
+
+/// Nobody can tell whether it is in use.
+#[test]
+fn c94_what_cannot_be_locked_is_not_overwritten() {
+    let dir = folder();
+    let image = dir.path().join("disk.img");
+    let before = image.metadata().unwrap().ino();
+    for locks in [false, true] {
+        let mut command = ringway();
+        command.args(["create", "disk.img", "--size", "2M", "--force"]).current_dir(dir.path());
+        if !locks {
+            without_locks(&mut command);
+        }
+        let output = run(command);
+        let said = text(&output.stderr);
+        assert_eq!(output.status.success(), locks, "{said}");
+        assert!(locks || said.contains("cannot be locked"), "{said}");
+        assert_eq!(image.metadata().unwrap().ino() != before, locks);
     }
 }
 
