@@ -219,6 +219,7 @@ impl Opened {
             let end = whole_clusters(&mut layers, grows)?;
             whole_data_file(&mut layers)?;
             let kept = if layers.has_data_file() { autoclear::RAW_DATA } else { 0 };
+            let below = layers.base.as_ref().and_then(|base| base.chain.first().cloned());
             let tables = layers.top();
             let mark = tables.shape.autoclear & MARK_BITS;
             let left = journal.filter(|journal| journal.has_mark(mark));
@@ -230,7 +231,7 @@ impl Opened {
             }
             let used: Vec<u64> = tables.l2_offsets().collect();
             if usage.barriers && used.is_empty() {
-                flush_snapshot(layers.base.as_ref().and_then(|base| base.chain.first()))?;
+                flush_snapshot(below.as_ref())?;
             }
             let (file, shape) = (tables.file.clone(), tables.shape);
             let mut refcounts = Refcounts::open(file, shape, end, grows, used.into_iter())?;
