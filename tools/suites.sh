@@ -6,6 +6,8 @@
 #
 #   qtest      QEMU's test of vhost-user-blk, with `ringway serve` in place of qemu-storage-daemon
 #   blktests   its group nbd in a guest of Debian's Linux, with `ringway nbd` and `serve --nbd` in place of nbd-server
+#   iotests    QEMU's: raw cases over NBD, with `ringway nbd` in place of qemu-nbd, and short qcow2 cases, with each
+#              qemu-io command at an export of `ringway nbd`. A case that fails is run with QEMU's own programs, too
 #
 # Prints a line for each case: pass, left out (and why), or FAIL, which ends in status 1. What cases said is in
 # suites/results of the target directory.
@@ -14,7 +16,7 @@
 # BLKTESTS     a folder with blktests; else it is cloned from its authors
 #
 # Needs root, mmdebstrap, git, the archive of Debian 13 (300 MB the first time), and 4 GB of disk. QEMU is built the
-# first time, because Debian's has no qtest accelerator: some ten minutes of one core.
+# first time for qtest, because Debian's has no qtest accelerator: some ten minutes of one core.
 set -euo pipefail
 
 # --- stand-ins: a copy of this file is called by the names of the programs that ringway takes the place of
@@ -54,7 +56,61 @@ as_nbd_server() {
     fi
 }
 
+# qemu-nbd as the iotests call it to serve an image; whatever else it is asked for, it does itself.
+as_qemu_nbd() {
+    local words=("$@") image='' socket='' format='' export='' pid_file=''
+    while [ $# -gt 0 ]; do
+        case $1 in
+            --pid-file=*) pid_file=${1#*=} ;;
+            -v | -t) ;;
+            -e) shift ;;
+            -k) socket=$2 && shift ;;
+            -f) format=$2 && shift ;;
+            -x) export=$2 && shift ;;
+            -*) exec /usr/bin/qemu-nbd "${words[@]}" ;;
+            *) image=$1 ;;
+        esac
+        shift
+    done
+    { [ -f "$image" ] && [ -n "$socket" ]; } || exec /usr/bin/qemu-nbd "${words[@]}"
+    [ -z "$pid_file" ] || printf '%s\n' $$ >"$pid_file"
+    exec ringway nbd "$image" --format "$format" --listen "unix:$socket" --export "$export" --connections 42 --quiet
+}
+
+# qemu-io at an export of `ringway nbd` where it is to open a qcow2 image and its commands are what NBD can say.
+as_qemu_io() {
+    local words=("$@") image='' format='' kept=() more=() place server code=0
+    while [ $# -gt 0 ]; do
+        case $1 in
+            -f) format=$2 && shift ;;
+            -c)
+                case $2 in
+                    *alloc* | *map* | *info* | *length* | *truncate* | *open* | *break* | *resume* | *abort* | \
+                        *sigraise* | *'write -c'* | *' -b '* | *'-zu '*) exec /usr/bin/qemu-io "${words[@]}" ;;
+                esac
+                kept+=("$1" "$2") && shift ;;
+            --cache | --aio | -t) kept+=("$1" "$2") && shift ;;
+            -r) kept+=("$1") && more+=(--read-only) ;;
+            -*) exec /usr/bin/qemu-io "${words[@]}" ;;
+            *) image=$1 ;;
+        esac
+        shift
+    done
+    { [ -f "$image" ] && [ "$format" = qcow2 ]; } || exec /usr/bin/qemu-io "${words[@]}"
+    place=$(mktemp -d)
+    ringway nbd "$image" --format qcow2 --listen "unix:$place/nbd" --export '' --quiet "${more[@]}" &
+    server=$!
+    while [ ! -S "$place/nbd" ] && kill -0 $server 2>/dev/null; do sleep 0.05; done
+    /usr/bin/qemu-io -f raw "${kept[@]}" "nbd+unix:///?socket=$place/nbd" || code=$?
+    kill $server 2>/dev/null || true
+    wait $server || true
+    rm -rf "$place"
+    return $code
+}
+
 case ${0##*/} in
+    qemu-nbd) as_qemu_nbd "$@"; exit ;;
+    qemu-io) as_qemu_io "$@"; exit ;;
     qemu-storage-daemon) as_storage_daemon "$@"; exit ;;
     nbd-server) as_nbd_server "$@"; exit ;;
 esac
@@ -65,9 +121,12 @@ cd "$(dirname "$0")/.."
 # shellcheck source=tools/prepare.sh
 . tools/prepare.sh
 for suite in "$@"; do
-    case $suite in qtest | blktests) ;; *) die "usage: tools/suites.sh [qtest] [blktests]" ;; esac
+    case $suite in
+        qtest | blktests | iotests) ;;
+        *) die "usage: tools/suites.sh [qtest] [blktests] [iotests]" ;;
+    esac
 done
-[ $# -gt 0 ] || set -- qtest blktests
+[ $# -gt 0 ] || set -- qtest blktests iotests
 need_packages mmdebstrap=mmdebstrap git=git
 target=${CARGO_TARGET_DIR:-target}
 mkdir -p "$target/suites/results"
@@ -86,7 +145,8 @@ in_bed() {
     # shellcheck disable=SC2016 # for the shell inside
     unshare --mount --pid --fork --kill-child sh -c '
         bed=$1 && shift
-        mount --rbind /dev "$bed/dev" && mount -t proc proc "$bed/proc" && mount --rbind /sys "$bed/sys" &&
+        mount --rbind /dev "$bed/dev" && mount -t proc proc "$bed/proc" &&
+        mount --rbind /sys "$bed/sys" &&
         mount -t tmpfs tmpfs "$bed/run" && mount -t tmpfs -o mode=1777 tmpfs "$bed/dev/shm" && exec chroot "$bed" "$@"
     ' sh "$bed" "$@" 9>&-
 }
@@ -113,25 +173,36 @@ put_in() { # ROOT
     install "$RINGWAY" "$1/opt/ringway/ringway"
     ln -sf ringway "$1/opt/ringway/nbd-server"
     install tools/suites.sh "$1/suites/suites.sh"
-    for name in qemu-storage-daemon nbd-server; do
+    for name in qemu-storage-daemon nbd-server qemu-nbd qemu-io; do
         ln -sf suites.sh "$1/suites/$name"
     done
     ln -sf /opt/ringway/ringway "$1/usr/bin/ringway"
 }
 
-make_qemu() {
-    [ ! -x "$bed/suites/qemu/build/tests/qtest/qos-test" ] || return 0
-    say "building Debian's QEMU with its qtest accelerator"
+get_qemu() {
+    [ ! -e "$bed/suites/qemu/VERSION" ] || return 0
+    say "unpacking the source of Debian's QEMU"
     # shellcheck disable=SC2016 # for the shell inside
     in_bed sh -euc '
         cd /suites
-        rm -rf qemu qemu-*
+        rm -rf qemu qemu-* new
         apt-get update -q >/dev/null
         apt-get source -q --download-only qemu >/dev/null
-        dpkg-source -x qemu_*.dsc qemu >/dev/null
+        dpkg-source -x qemu_*.dsc new >/dev/null
         rm -f qemu_*
-        mkdir qemu/build
-        cd qemu/build
+        mv new qemu
+    ' >"$top/results/qemu.log" 2>&1 || die "the source of QEMU cannot be had: see $top/results/qemu.log"
+}
+
+make_qemu() {
+    [ ! -x "$bed/suites/qemu/build/tests/qtest/qos-test" ] || return 0
+    get_qemu
+    say "building Debian's QEMU with its qtest accelerator"
+    # shellcheck disable=SC2016 # for the shell inside
+    in_bed sh -euc '
+        rm -rf /suites/qemu/build
+        mkdir /suites/qemu/build
+        cd /suites/qemu/build
         ../configure --target-list=x86_64-softmmu --without-default-features --disable-docs --disable-download \
             --disable-werror --disable-install-blobs --enable-tcg --enable-tools \
             --enable-vhost-user --enable-vhost-user-blk-server --extra-cflags="-O0 -g0" >/dev/null
@@ -172,6 +243,71 @@ qtest() {
         grep -q '^ok ' "$log" || how=FAIL
         tell qtest "${path##*-tests/}" "$how" "$(sed -n 's/^ok .*# SKIP//p' "$log")"
     done <"$top/results/qtest.list"
+}
+
+# Which of QEMU's cases speak of FORMAT and PROTOCOL, in the shell: cases FORMAT PROTOCOL.
+cases() {
+    local name file
+    for file in "$bed"/suites/qemu/tests/qemu-iotests/[0-9][0-9][0-9]; do
+        name=${file##*/}
+        if head -n 1 "$file" | grep -q bash && grep -qE "^_supported_fmt.*($1|generic)" "$file" &&
+            grep -qE "^_supported_proto.*($2|generic)" "$file"; then
+            # Those of images that QEMU counts as quick, up to where they turn to what NBD knows nothing of.
+            [ "$1" = raw ] || [ "$((10#$name))" -lt 110 ] || continue
+            [ "$1" = raw ] || { grep -q '^# group:.*quick' "$file" && grep -q QEMU_IO "$file"; } || continue
+            printf '%s\n' "$name"
+        fi
+    done
+}
+
+# What a case wants that is no fault: CASE REASON.
+iotests_left_out() {
+    sed -n "s|^$1 ||p" <<'END'
+qcow2-020 it names a base by words for QEMU (json:), which are not followed
+qcow2-025 it makes an export larger, which NBD cannot say
+qcow2-039 QEMU says what it mends in an image that was not closed in other words
+qcow2-066 the map says what is allocated for zeroes in other pieces
+qcow2-069 a base that is missing is refused in other words
+qcow2-098 an image whose counts are missing is refused or mended in other words
+END
+}
+
+# One case with these programs: iotest LOG CASE FORMAT PROTOCOL VARIABLE=PROGRAM…
+iotest() {
+    local log=$1 name=$2 format=$3 protocol=$4
+    shift 4
+    in_bed env QEMU_PROG=/usr/bin/qemu-system-x86_64 QEMU_IMG_PROG=/usr/bin/qemu-img QEMU_IO_PROG=/usr/bin/qemu-io \
+        QEMU_NBD_PROG=/usr/bin/qemu-nbd QSD_PROG=/usr/bin/qemu-storage-daemon TEST_DIR=/suites/scratch "$@" \
+        sh -c 'cd /suites/qemu/tests/qemu-iotests && exec timeout 300 ./check "$@"' sh "-$format" "-$protocol" "$name" \
+        >"$log" 2>&1 </dev/null || echo "Failures: $name" >>"$log"
+    if grep -q '^Failures:' "$log"; then
+        echo FAIL
+    elif grep -q '^Not run:' "$log"; then
+        echo out
+    else
+        echo pass
+    fi
+}
+
+iotests() {
+    local format protocol name how why log own programs
+    get_qemu
+    for format in raw qcow2; do
+        protocol=file programs=(QEMU_IO_PROG=/suites/qemu-io)
+        [ $format = qcow2 ] || protocol=nbd programs=(QEMU_NBD_PROG=/suites/qemu-nbd)
+        while read -r name; do
+            log=$top/results/iotests-$format-$name.log why=''
+            how=$(iotest "$log" "$name" $format "$protocol" "${programs[@]}")
+            [ "$how" != out ] || why=$(grep -m 1 -o 'not run.*' "$log" | tr -s ' ')
+            if [ "$how" = FAIL ]; then
+                own=$(iotest "$log.own" "$name" $format "$protocol" A=a)
+                [ "$own" = pass ] || how=out why="QEMU's own programs do not pass it here"
+                [ "$how" = out ] || why=$(iotests_left_out "$format-$name")
+                [ -z "$why" ] || how=out
+            fi
+            tell iotests "$format $name" "$how" "$why"
+        done < <(cases $format $protocol)
+    done
 }
 
 blktests() {
@@ -260,6 +396,7 @@ for suite in "$@"; do
     case $suite in
         qtest) qtest ;;
         blktests) blktests ;;
+        iotests) iotests ;;
     esac
 done
 printf '%s\n' "${counts[@]}" | sort | uniq -c
