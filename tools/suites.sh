@@ -8,6 +8,7 @@
 #   blktests   its group nbd in a guest of Debian's Linux, with `ringway nbd` and `serve --nbd` in place of nbd-server
 #   iotests    QEMU's: raw cases over NBD, with `ringway nbd` in place of qemu-nbd, and short qcow2 cases, with each
 #              qemu-io command at an export of `ringway nbd`. A case that fails is run with QEMU's own programs, too
+#   libvirt    none of theirs: the guests of e2e/libvirt, by Debian 13's libvirt and QEMU
 #
 # Prints a line for each case: pass, left out (and why), or FAIL, which ends in status 1. What cases said is in
 # suites/results of the target directory.
@@ -122,11 +123,11 @@ cd "$(dirname "$0")/.."
 . tools/prepare.sh
 for suite in "$@"; do
     case $suite in
-        qtest | blktests | iotests) ;;
-        *) die "usage: tools/suites.sh [qtest] [blktests] [iotests]" ;;
+        qtest | blktests | iotests | libvirt) ;;
+        *) die "usage: tools/suites.sh [qtest] [blktests] [iotests] [libvirt]" ;;
     esac
 done
-[ $# -gt 0 ] || set -- qtest blktests iotests
+[ $# -gt 0 ] || set -- qtest blktests iotests libvirt
 need_packages mmdebstrap=mmdebstrap git=git
 target=${CARGO_TARGET_DIR:-target}
 mkdir -p "$target/suites/results"
@@ -145,7 +146,7 @@ in_bed() {
     # shellcheck disable=SC2016 # for the shell inside
     unshare --mount --pid --fork --kill-child sh -c '
         bed=$1 && shift
-        mount --rbind /dev "$bed/dev" && mount -t proc proc "$bed/proc" &&
+        mount --bind "$bed" "$bed" && mount --rbind /dev "$bed/dev" && mount -t proc proc "$bed/proc" &&
         mount --rbind /sys "$bed/sys" &&
         mount -t tmpfs tmpfs "$bed/run" && mount -t tmpfs -o mode=1777 tmpfs "$bed/dev/shm" && exec chroot "$bed" "$@"
     ' sh "$bed" "$@" 9>&-
@@ -310,6 +311,23 @@ iotests() {
     done
 }
 
+libvirt() {
+    local log=$top/results/libvirt.log how=FAIL
+    if [ ! -x "$bed/usr/sbin/libvirtd" ]; then
+        say "installing Debian 13's libvirt there"
+        in_bed sh -euc 'apt-get update -q && DEBIAN_FRONTEND=noninteractive apt-get install -qy --no-install-recommends \
+            libvirt-daemon libvirt-daemon-driver-qemu libvirt-clients dosfstools mtools syslinux ovmf' \
+            >"$log" 2>&1 </dev/null || die "libvirt cannot be installed: see $log"
+    fi
+    e2e/guest/build.sh "$top/e2e-guest" >"$log" 2>&1 || die "there is no guest: see $log"
+    rm -rf "$bed/suites/e2e"
+    mkdir "$bed/suites/e2e"
+    cp -a e2e/guest e2e/libvirt "$top/e2e-guest/vmlinuz" "$top/e2e-guest/initrd.cpio" "$bed/suites/e2e"
+    in_bed timeout 1200 /suites/e2e/libvirt/run.sh /opt/ringway/ringway /suites/e2e/vmlinuz /suites/e2e/initrd.cpio \
+        >"$log" 2>&1 </dev/null && tail -n 1 "$log" | grep -q passed && how=pass
+    tell libvirt "guests of SeaBIOS and OVMF" $how "$(in_bed libvirtd --version)"
+}
+
 blktests() {
     local guest=$top/guest release initrd=$top/guest.cpio kernel log=$top/results/blktests.log name how told
     if [ ! -d "$guest" ]; then
@@ -397,6 +415,7 @@ for suite in "$@"; do
         qtest) qtest ;;
         blktests) blktests ;;
         iotests) iotests ;;
+        libvirt) libvirt ;;
     esac
 done
 printf '%s\n' "${counts[@]}" | sort | uniq -c
