@@ -550,6 +550,28 @@ fn a_port_stays_open_when_its_only_export_gets_another_name() {
     daemon.stop();
 }
 
+#[test]
+fn e65_a_disk_without_a_name_at_its_address_is_shown_by_its_uri_too() {
+    let dir = folder();
+    let dir = dir.path();
+    let daemon = nbd(dir, &["disk.img", "--listen", "unix:n.sock", "--control", "c.sock"]);
+    let ctl = |args: &[&str]| {
+        let mut command = ringway();
+        command.args(["ctl", "--control", "c.sock", "--json"]).args(args).current_dir(dir);
+        let said = run(command);
+        assert!(said.status.success(), "{args:?}: {}", text(&said.stderr));
+        serde_json::from_slice::<serde_json::Value>(&said.stdout).unwrap()
+    };
+    let socket = dir.join("n.sock").display().to_string();
+    let uri = format!("nbd+unix:///?socket={socket}");
+    assert_eq!(ctl(&["list"])["disks"][0]["socket"], uri);
+    // Its socket's path names it still, as the URI does.
+    for name in [&socket, &uri] {
+        assert_eq!(ctl(&["stats", name])["disks"][0]["id"], 0, "{name}");
+    }
+    daemon.stop();
+}
+
 /// Nobody wants to hear of slow requests: what overlaps a write that is older than a second waits for it all the same,
 /// as the client of that may be back, without the host knowing that it had gone.
 #[test]

@@ -212,12 +212,7 @@ impl NbdClients {
         let shared = portals.at(&place.address, access, host)?;
         let reservation = shared.portal.reserve(&place.export);
         let reservation = reservation.with_context(|| format!("NBD at {}", shared.address))?;
-        let place = match (&shared.address, place.export.as_str()) {
-            (NbdAddress::Unix(path), "") => path.clone(),
-            (NbdAddress::Tcp(address), "") => address.to_string().into(),
-            // Several may be there.
-            (_, export) => shared.uri(export).into(),
-        };
+        let place = shared.uri(&place.export).into();
         Ok(Self { reservation, place, _shared: shared })
     }
 
@@ -226,7 +221,7 @@ impl NbdClients {
         self.reservation.open(disk, clients.into());
     }
 
-    /// Where that is: a path or an address, or a URI if the disk has a name there.
+    /// Where that is: a URI.
     pub(crate) fn place(&self) -> &Path {
         &self.place
     }
