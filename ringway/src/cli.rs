@@ -196,6 +196,10 @@ pub(crate) fn with_tip(mut error: clap::Error, args: &[OsString]) -> clap::Error
             error.remove(ContextKind::Suggested);
             of_argument(&word(&error, ContextKind::InvalidArg), args)
         }
+        // As `qemu-img resize` takes it.
+        ErrorKind::ValueValidation if word(&error, ContextKind::InvalidValue).starts_with('+') => {
+            Some("name the size that it is to have, not what is added: `ringway info` says what it has".to_owned())
+        }
         _ => None,
     };
     if let Some(tip) = tip {

@@ -12,7 +12,7 @@ use ringway_image::{Bases, Chain, Format, Image, Layer, Top, Use, printable};
 use ringway_terminal::{logging, output};
 use serde::Serialize;
 use std::fs::File;
-use std::io::{Seek, SeekFrom};
+use std::io::{ErrorKind, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -77,6 +77,11 @@ pub(crate) fn run(args: &ResizeArgs, log: &LogArgs) -> anyhow::Result<ExitCode> 
         size > 0 && size % 512 == 0,
         "{name}: {size} bytes are not a positive multiple of 512 bytes"
     );
+    ensure!(
+        i64::try_from(size).is_ok(),
+        "{name}: a size of {} is too large: an image has less than 8 EiB (8E)",
+        args.size
+    );
     let file = open(&args.image, true)?;
     let from = match format(args, &file, &name)? {
         Format::Raw => raw(args, &file, &name, size)?,
@@ -122,8 +127,15 @@ fn raw(args: &ResizeArgs, file: &File, name: &str, size: u64) -> anyhow::Result<
     let from = meta.len();
     if size != from {
         may_shrink(args, name, from, size)?;
-        let sized = file.set_len(size).and_then(|()| file.sync_all());
-        sized.with_context(|| format!("{name}: cannot be made so large or small"))?;
+        if let Err(error) = file.set_len(size) {
+            ensure!(
+                error.kind() != ErrorKind::FileTooLarge,
+                "{name}: the file system takes no file as long as {}. Choose a smaller size",
+                args.size
+            );
+            return Err(error).with_context(|| format!("{name}: cannot be made so large or small"));
+        }
+        file.sync_all().with_context(|| format!("{name}: cannot make its size durable"))?;
     }
     Ok(from)
 }

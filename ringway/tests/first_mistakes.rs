@@ -42,6 +42,8 @@ fn words_of_other_programs_are_answered_with_a_pointer() {
         (&["nbd", "a", "--tls-psk", "x"], "by certificates"),
         (&["ctl", "limit", "d", "--none"], "--iops none"),
         (&["create", "x", "--size", "-5"], "-5 is no size"),
+        (&["resize", "x", "+10G"], "name the size that it is to have"),
+        (&["ctl", "resize", "x", "+10G"], "name the size that it is to have"),
         (&["create", "x", "-5"], "-5 is no size"),
         (&["create", "-f", "qcow2", "-o", "preallocation=full", "x", "1G"], "--cluster-size"),
         (&["create", "-u", "-b", "a", "x"], "looked at"),
@@ -114,6 +116,10 @@ fn a_raw_image_is_resized_as_its_file() {
     assert!(std::fs::read(dir.join("disk.img")).unwrap() == vec![7; 1 << 20]);
     says(dir, &["resize", "disk.img", "1M"], 0, &["it has 1 MiB already"]);
     says(dir, &["resize", "-f", "qcow2", "disk.img", "4M"], 1, &["it is no qcow2 image"]);
+    for (size, why) in [("8E", "less than 8 EiB (8E)"), ("7E", "takes no file as long as 7 EiB")] {
+        let said = says(dir, &["resize", "disk.img", size], 1, &["disk.img: ", why]);
+        assert!(!said.contains("os error"), "{said}");
+    }
     std::fs::write(dir.join("v"), [b"KDMV", &[0; 2044][..]].concat()).unwrap();
     says(dir, &["resize", "v", "4M"], 1, &["looks like", "`qemu-img resize`", "--format raw"]);
     let daemon = Daemon::serve(dir, &["disk.img", "--socket", "s"]);
