@@ -737,6 +737,31 @@ fn f13_all_addresses_of_a_host_are_tried() {
     assert!(message.contains("localhost:1 (tried: 127.0.0.1, ::1)"), "{message}");
 }
 
+/// What a server is asked for last may be with it for longer than it is waited for.
+#[test]
+fn e66_a_disk_whose_flush_is_still_with_its_server_is_not_called_drained() {
+    let dir = folder();
+    let path = dir.path();
+    let words = [
+        "get_size=echo 8M",
+        "pread=head -c $3 /dev/zero",
+        "pwrite=cat >/dev/null",
+        "can_write=true",
+    ];
+    let flush = ["can_flush=true", "flush=while [ ! -e go ]; do sleep 0.1; done"];
+    let Some(_server) = nbdkit(path, &[&["eval"][..], &words, &flush].concat()) else { return };
+    let daemon = serve(path, &["--control", "ctl"]);
+    let mut device = connect(path, 1);
+    let mut queue: BlkQueue<()> = device.queue().unwrap();
+    assert!(crate::common::write(&device, &mut queue, 0, 7), "{}", daemon.log());
+    drop((queue, device));
+    let removed = ctl(path, &["remove", "s", "--json"]);
+    let said: serde_json::Value = serde_json::from_slice(&removed.stdout).unwrap();
+    assert_eq!(said["drained"], false, "{said}: {}", daemon.log());
+    std::fs::write(path.join("go"), []).unwrap();
+    daemon.stop();
+}
+
 /// The server is away with a write unanswered when the disk is removed. Whoever uses the export next, in the same
 /// daemon, has it alone.
 #[test]

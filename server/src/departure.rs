@@ -25,7 +25,7 @@ impl Watch {
 
     /// Of the same disks, which are served no more.
     pub(crate) fn end<'a>(self, disks: impl IntoIterator<Item = &'a Served> + Clone) -> Departure {
-        let clear = disks.clone().into_iter().all(|served| served.export.is_clear());
+        let clear = disks.clone().into_iter().all(|served| served.is_clear());
         Departure { clear, held: left(disks) - self.0, unsaved: false }
     }
 }

@@ -255,6 +255,7 @@ impl Disks {
             clone: Mutex::new(clone),
             leaving: AtomicBool::new(false),
             ended: AtomicBool::new(false),
+            flushing: AtomicBool::new(false),
             server: Mutex::default(),
         });
         let (events, image) = (Arc::clone(&self.events), served.name().to_owned());

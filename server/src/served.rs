@@ -14,6 +14,7 @@ use ringway_core::thread::panic_message;
 use ringway_export::Offered;
 use ringway_terminal::reasons::in_full;
 use ringway_vhost_user::Export;
+use std::io::ErrorKind;
 use std::ops::Deref;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::PathBuf;
@@ -84,6 +85,8 @@ pub(crate) struct Served {
     pub(super) leaving: AtomicBool,
     /// Nobody is served any more.
     pub(super) ended: AtomicBool,
+    /// Its server was to flush at its end, and was not through in time.
+    pub(super) flushing: AtomicBool,
     pub(super) server: Mutex<Option<Server>>,
 }
 
@@ -160,18 +163,23 @@ impl Served {
         if !disk.storage().wants_flush() || !self.export.is_clear() {
             return;
         }
-        if let Err(error) = self.export.sync() {
-            tracing::warn!(
-                disk = self.name(),
-                "what the NBD server has answered and not flushed may be lost with it: {error}"
-            );
-        }
+        let Err(error) = self.export.sync() else { return };
+        // It may still end either way.
+        self.flushing.store(error.kind() == ErrorKind::TimedOut, SeqCst);
+        tracing::warn!(
+            disk = self.name(),
+            "what the NBD server has answered and not flushed may be lost with it: {error}"
+        );
+    }
+
+    /// Nothing of it is in flight, nor with its server.
+    pub(super) fn is_clear(&self) -> bool {
+        self.export.is_clear() && !self.flushing.load(SeqCst)
     }
 
     /// Has nothing more be sent to the server of its disk, whatever is unanswered: others may use the export next.
     pub(super) fn end_server(&self) {
-        let in_flight = !self.export.is_clear();
-        self.export.disk().storage().give_up(in_flight, SERVER_CLOSES);
+        self.export.disk().storage().give_up(!self.is_clear(), SERVER_CLOSES);
     }
 
     /// Leaves its image and what outlives this process, once nobody changes the image's files any more.
