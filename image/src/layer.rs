@@ -9,11 +9,12 @@ use crate::journal::is_of_this_boot;
 use crate::l2::Tables;
 use crate::layout::{Entry, Shape};
 use crate::missing::Missing;
+use crate::printable::printable;
 use crate::read_at::cut_off;
 use ringway_core::host::File;
 use ringway_core::host::sync::Mutex;
 use std::io::{self, Seek, SeekFrom};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, PoisonError};
 
 /// One file of a chain, as it is opened.
@@ -96,13 +97,13 @@ impl Layer {
     }
 }
 
-/// True if nobody has been told of this mark yet: a chain is opened several times.
-fn is_new(mark: u64) -> bool {
-    static TOLD: Mutex<Vec<u64>> = Mutex::new(Vec::new());
+/// True if nobody has been told of this mark of this image yet: a chain is opened several times.
+fn is_new(mark: u64, image: &Path) -> bool {
+    static TOLD: Mutex<Vec<(u64, PathBuf)>> = Mutex::new(Vec::new());
     let mut told = TOLD.lock().unwrap_or_else(PoisonError::into_inner);
-    let is_new = !told.contains(&mark);
+    let is_new = !told.iter().any(|(other, path)| *other == mark && path == image);
     if is_new {
-        told.push(mark);
+        told.push((mark, image.into()));
     }
     is_new
 }
@@ -165,11 +166,12 @@ impl Open {
         let (bytes, tables) = match layer.format {
             LayerFormat::Raw => (end, None),
             LayerFormat::Qcow2 { shape, data: other } => {
-                if is_of_this_boot(shape.autoclear) && is_new(shape.autoclear) {
+                if is_of_this_boot(shape.autoclear) && is_new(shape.autoclear, &layer.name) {
                     tracing::warn!(
-                        "an image of this chain is a copy of one that was in use, or was served by a daemon that \
+                        "{}: it is a copy of one that was in use, or was served by a daemon that \
                          was killed together with its helper: what that had answered since the last flush is in \
-                         its --state-dir, and not in the image. Serve it once with that folder"
+                         its --state-dir, and not in the image. Serve it once with that folder",
+                        printable(&layer.name)
                     );
                 }
                 let data_end = other.as_ref().map(|(_, end)| *end);
@@ -266,4 +268,19 @@ pub(crate) fn piece(
         Found::Packed(..) => None,
         first => Some(first),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Copies of one image have one mark.
+    #[test]
+    fn e68_each_copy_of_an_image_in_use_is_named_once() {
+        let (one, other) = (Path::new("one.qcow2"), Path::new("other.qcow2"));
+        assert_eq!(
+            [one, one, other, other].map(|image| is_new(5, image)),
+            [true, false, true, false]
+        );
+    }
 }
