@@ -179,6 +179,12 @@ pub trait Engine: Send {
     /// Forgets a file; no operation on it may be in flight.
     fn detach(&mut self, file: FileId);
 
+    /// True if completions of `file` were to be polled for, and its device has turned out to have no queues for that.
+    fn cannot_poll(&self, file: FileId) -> bool {
+        let _ = file;
+        false
+    }
+
     /// Listens to `fd`, which may be any descriptor that polls: an eventfd, a socket that is connected
     /// or listens, a pipe. It rings, which shows in [`Reaped::rung`] as `bell`,
     /// - at once if it is readable when it is watched,
@@ -285,6 +291,10 @@ impl<E: Engine + ?Sized> Engine for Box<E> {
 
     fn detach(&mut self, file: FileId) {
         (**self).detach(file);
+    }
+
+    fn cannot_poll(&self, file: FileId) -> bool {
+        (**self).cannot_poll(file)
     }
 
     fn watch(&mut self, bell: BellId, fd: RawFd) -> io::Result<()> {

@@ -131,6 +131,8 @@ metrics! {
         "1 for the path in use, 0 for the other one: bio or request.";
     DISK_PATH_SWITCHES = Counter "ringway_disk_path_switches_total" "" ["disk"]
         "Times the path in use has changed.";
+    DISK_NOT_POLLED = Gauge "ringway_disk_not_polled" "" ["disk"]
+        "1 if completions were to be polled for (--iopoll) and the device has no queues for that.";
     DISK_RECOVERED = Counter "ringway_disk_recovered_requests_total" "requests" ["disk"]
         "Requests that a predecessor had left in flight and that were carried out.";
     DISK_KICKS = Counter "ringway_disk_kicks_total" "" ["disk"]

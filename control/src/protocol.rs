@@ -187,15 +187,19 @@ pub struct PathFacts {
     pub in_use: String,
     /// How often that has changed.
     pub switches: u64,
+    /// Completions were to be polled for, and the device has no queues for that.
+    #[serde(default)]
+    pub not_polled: bool,
 }
 
 impl PathFacts {
     /// `bio`, or `auto: bio` if it was chosen.
     pub fn words(&self) -> String {
-        match self.kind == self.in_use {
+        let chosen = match self.kind == self.in_use {
             true => self.kind.clone(),
             false => format!("{}: {}", self.kind, self.in_use),
-        }
+        };
+        chosen + if self.not_polled { ", not polled" } else { "" }
     }
 }
 

@@ -56,6 +56,8 @@ pub struct Disk {
     /// Its own limits and those of its group.
     pub(crate) limits: Mutex<Vec<Arc<Member>>>,
     pub(crate) at_limit: AtLimit,
+    /// See [`Disk::is_not_polled`].
+    pub(crate) not_polled: AtomicBool,
     pub(crate) incidents: Incidents,
     pub(crate) holding: Holding,
     pub(crate) clock: Clock,
@@ -189,6 +191,13 @@ impl Disk {
     /// As [`Disk::has_reached_limit`]; the next one that waits rings.
     pub fn take_limit_reached(&self) -> bool {
         self.at_limit.take()
+    }
+
+    /// True if completions were to be polled for (`iopoll`), and its device has turned out to have no queues for that:
+    /// they come by interrupts.
+    #[must_use]
+    pub fn is_not_polled(&self) -> bool {
+        self.not_polled.load(Relaxed)
     }
 
     /// A worker has ended, and left to the kernel what it had in flight: nobody will know when that is over.

@@ -142,6 +142,7 @@ impl From<Parts> for Disk {
             }),
             limits: Mutex::default(),
             at_limit: AtLimit::default(),
+            not_polled: AtomicBool::new(false),
             incidents: Incidents::default(),
             holding: Holding::default(),
             clock: Clock::start(),

@@ -27,7 +27,8 @@ impl IoUring {
         let Some(polled) = &mut self.polled else { return };
         polled.reap(out);
         while let Some(file) = polled.take_refused() {
-            self.files.note_mut(file).polled = false;
+            let note = self.files.note_mut(file);
+            (note.polled, note.cannot_poll) = (false, true);
         }
     }
 

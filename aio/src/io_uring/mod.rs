@@ -55,6 +55,8 @@ struct Note {
     flags: Flags,
     /// Its transfers go to the polled ring.
     polled: bool,
+    /// They did, and its device has no queues to poll.
+    cannot_poll: bool,
     /// Its writes are copied here.
     copied: bool,
 }
@@ -108,6 +110,10 @@ impl Engine for IoUring {
         self.detach_file(file);
     }
 
+    fn cannot_poll(&self, file: FileId) -> bool {
+        self.files.get(file).note.cannot_poll
+    }
+
     fn watch(&mut self, bell: BellId, fd: RawFd) -> io::Result<()> {
         self.watch_bell(bell, fd)
     }
@@ -122,7 +128,7 @@ impl Engine for IoUring {
         }
         debug_assert!(io.tag & BELL == 0, "the top bit of a tag is clear");
         let file = self.files.get(io.file);
-        let Note { flags, polled, copied } = file.note;
+        let Note { flags, polled, copied, .. } = file.note;
         // Neither files nor buffers are registered with the polled ring. A durable write ends with a
         // flush, which no device is polled for.
         if polled && matches!(io.op, IoOp::Read | IoOp::Write) {

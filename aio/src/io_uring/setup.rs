@@ -75,7 +75,7 @@ impl IoUring {
         // No ring is set up to try it: a worker in its sandbox may not. What cannot be is found out by and by.
         let polled = self.polled.is_some() && sys::is_direct(file)?;
         let copied = self.limits.registered_buffers == 0 && copies::concern(file)?;
-        let id = self.files.attach(file, Note { flags, polled, copied });
+        let id = self.files.attach(file, Note { flags, polled, cannot_poll: false, copied });
         if fixed {
             let fd = self.files.get(id).fd;
             let updated = self.ring.submitter().register_files_update(id.0, &[fd]);

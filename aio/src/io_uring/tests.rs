@@ -65,4 +65,5 @@ fn c85_a_file_that_cannot_be_polled_leaves_the_others_polled() {
     }
     let polled = files.map(|file| engine.files.get(file).note.polled);
     assert_eq!(polled, [false, true]);
+    assert_eq!(files.map(|file| engine.cannot_poll(file)), [true, false]);
 }

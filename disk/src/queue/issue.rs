@@ -78,6 +78,13 @@ pub(crate) struct Issuer {
 }
 
 impl Issuer {
+    /// An operation is to be begun again: perhaps because its device has no queues to poll.
+    pub(crate) fn note_polling<E: Engine>(&self, engine: &E) {
+        if std::iter::once(&self.file).chain(&self.others).any(|&file| engine.cannot_poll(file)) {
+            self.disk.not_polled.store(true, Relaxed);
+        }
+    }
+
     /// True if the file takes this request as it is, in one operation.
     #[inline]
     pub(crate) fn takes_directly(&self, request: &Request) -> bool {

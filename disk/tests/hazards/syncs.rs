@@ -25,6 +25,8 @@ struct Store {
     asked: Vec<IoOp>,
     /// Of which engine, and how it ends, once the test has said so.
     held: VecDeque<(usize, u64, Option<i32>)>,
+    /// Whether a device that is to be polled has turned out to have no queues for that.
+    cannot_poll: Option<bool>,
 }
 
 /// Where syncs end when the test says so, and all else at once.
@@ -85,6 +87,10 @@ impl Engine for Gated {
 
     fn detach(&mut self, _: FileId) {}
 
+    fn cannot_poll(&self, _: FileId) -> bool {
+        self.store.store().cannot_poll == Some(true)
+    }
+
     fn watch(&mut self, _: BellId, _: RawFd) -> std::io::Result<()> {
         Ok(())
     }
@@ -96,6 +102,10 @@ impl Engine for Gated {
         store.asked.push(io.op);
         match io.op {
             IoOp::Sync => store.held.push_back((self.number, io.tag, None)),
+            _ if store.cannot_poll == Some(false) => {
+                store.cannot_poll = Some(true);
+                self.done.push(Done { tag: io.tag, result: -libc::EAGAIN });
+            }
             op => {
                 let moved = if op.moves_data() { i32::try_from(io.len).unwrap() } else { 0 };
                 self.done.push(Done { tag: io.tag, result: moved });
@@ -536,4 +546,16 @@ fn c61_a_sync_of_the_image_below_answers_nobody() {
     gate.end(0);
     other.turn(&mut answers);
     assert_eq!(answers.len(), 2);
+}
+
+#[test]
+fn e64_a_disk_whose_device_has_no_queues_to_poll_says_so() {
+    let memory = Memory::new(4096, 0);
+    let (gate, disk) = (Gate::default(), disk(CacheMode::None));
+    let mut bench = Bench::new(gate.engine(0), Arc::clone(&disk), 512).unwrap();
+    assert_eq!(bench.one(&memory, Ask::new(Op::Read, 0, 512)), Status::Ok);
+    assert!(!disk.is_not_polled());
+    gate.store().cannot_poll = Some(false);
+    assert_eq!(bench.one(&memory, Ask::new(Op::Read, 0, 512)), Status::Ok);
+    assert!(disk.is_not_polled());
 }

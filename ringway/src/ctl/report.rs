@@ -108,7 +108,18 @@ fn list(list: &List) -> String {
         .iter()
         .filter_map(|disk| Some(format!("{}: {}\n", disk.image, disk.front_end.as_ref()?)))
         .collect();
-    let held = held + &front_ends;
+    let not_polled: String = list
+        .disks
+        .iter()
+        .filter(|disk| disk.path.not_polled)
+        .map(|disk| {
+            format!(
+                "{}: its device has no queues to poll (iopoll): completions come by interrupts\n",
+                disk.image
+            )
+        })
+        .collect();
+    let held = held + &front_ends + &not_polled;
     let groups = list.limit_groups.iter().map(|group| {
         let disks: Vec<_> = group.disks.iter().map(u64::to_string).collect();
         let disks = if disks.is_empty() { "-".to_owned() } else { disks.join(" ") };

@@ -100,7 +100,8 @@ pub(super) fn sample(case: &Fixture) -> Sample {
         counts: counts.clone(),
         latency: Some(latency()),
     };
-    let path = PathFacts { kind: "auto".into(), in_use: "bio".into(), switches: 0 };
+    let path =
+        PathFacts { kind: "auto".into(), in_use: "bio".into(), switches: 0, not_polled: false };
     let facts = |id: u64| DiskFacts {
         id,
         image: format!("/srv/vm{}.img", id + 1),

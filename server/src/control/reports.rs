@@ -110,6 +110,7 @@ fn path(disk: &Disk) -> PathFacts {
         kind: path.mode().name().into(),
         in_use: path.chosen().name().into(),
         switches: path.switches(),
+        not_polled: disk.is_not_polled(),
     }
 }
 

@@ -252,7 +252,8 @@ impl Snapshot {
         self.count(to, &list::DISK_MERGED, |disk| disk.counts.merged)?;
         self.count(to, &list::DISK_MERGES_SPLIT, |disk| disk.counts.merged_split)?;
         self.count(to, &list::DISK_DEADLINES, |disk| disk.counts.deadlines)?;
-        self.count(to, &list::DISK_PATH_SWITCHES, |disk| disk.path.switches)
+        self.count(to, &list::DISK_PATH_SWITCHES, |disk| disk.path.switches)?;
+        self.each(to, &list::DISK_NOT_POLLED, |disk| disk.stats.path.not_polled.into())
     }
 
     fn guests(&self, to: &mut Families<'_, '_>) -> fmt::Result {

@@ -137,6 +137,7 @@ impl SlowPath {
             libc::EINTR | libc::EAGAIN if slow.retries < RETRIES_MAX => {
                 slow.retries += 1;
                 d.slots.stats.continued += 1;
+                d.issuer.note_polling(d.engine);
                 match stage {
                     Stage::Part | Stage::Asked | Stage::Entries | Stage::Erase => {
                         self.advance(d, tag)
