@@ -160,7 +160,7 @@ fn shrink(host: &Host, numbers: Numbers) -> io::Result<()> {
 
 /// Whoever opens it reads all of it first.
 pub(crate) fn settle(host: &Host, served: &Served, lost: bool) -> io::Result<()> {
-    let size = served.image.size() as usize;
+    let size = usize::try_from(served.image.size()).map_err(io::Error::other)?;
     let mut queue = Queue::new(host, served)?;
     let mut found = Vec::new();
     while found.len() < size {

@@ -281,6 +281,8 @@ impl Queue {
         let began = self.host.now();
         let may = self.host.model(|model| model.before_read(at..at + sectors, began));
         let found = self.read_bytes(at * SECTOR, sectors * SECTOR);
+        // A sync may have failed meanwhile whose queue has not come to say so.
+        self.host.note_losses();
         let judged = self.host.model(|model| {
             let judged = found.as_ref().map(|found| model.judge_read(at, found, may, began));
             model.after_read(began);
