@@ -175,6 +175,9 @@ pub(crate) fn settle(host: &Host, served: &Served, lost: bool) -> io::Result<()>
 
 fn faults(rng: &mut Rng) -> Faults {
     let mut faults = Faults { short_per_mille: rng.below(20), ..Faults::default() };
+    if rng.once_in(3) {
+        faults.slow_per_mille = 1 + rng.below(40);
+    }
     match rng.below(8) {
         0 => faults.per_mille = 1 + rng.below(30),
         1 => faults.syncs_per_mille = 20 + rng.below(200),

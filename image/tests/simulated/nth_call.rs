@@ -153,6 +153,7 @@ fn write(queue: &mut Queue) {
 /// Some of it is in the journal alone then.
 fn written_and_killed(host: &Host, served: Served, mut queue: Queue) {
     write(&mut queue);
+    let _ = queue.change(Op::Discard, 4, 20);
     assert!(served.image.has_deferred());
     host.world.kill_here();
 }
@@ -166,13 +167,19 @@ fn named_and_killed(host: &Host, served: Served, mut queue: Queue) {
 }
 
 /// What was there before, then the act with these faults, then whoever comes next; how many calls the act had.
-fn one(unit: u32, before: Act, act: Act, faults: Faults, cuts: bool) -> Result<u64, String> {
+fn one(
+    unit: u32,
+    before: Act,
+    act: Act,
+    faults: Faults,
+    cuts: Option<Losses>,
+) -> Result<u64, String> {
     let host = host(unit);
     let (_, _) = live(&host, Faults::default(), before)?;
     let (_, calls) = live(&host, faults, act)?;
-    if cuts {
+    if let Some(cuts) = cuts {
         host.model(|model| model.cut = true);
-        host.world.cut_power(Losses::All);
+        host.world.cut_power(cuts);
     }
     host.check()?;
     for _ in 0..2 {
@@ -202,7 +209,7 @@ fn the_process() {
             let fail = |why: String, what: &str| -> u64 {
                 panic!("{name}, in units of {unit}, {what}: {why}")
             };
-            let calls = one(unit, before, act, Faults::default(), true)
+            let calls = one(unit, before, act, Faults::default(), Some(Losses::All))
                 .unwrap_or_else(|why| fail(why, "no fault"));
             let with = |nth, what: &str| match what {
                 "killed" | "power" => Faults { kill_in: Some(nth), ..Faults::default() },
@@ -214,7 +221,9 @@ fn the_process() {
             };
             for what in ["killed", "power", "once", "for ever", "full"] {
                 for nth in (1..=calls).step_by(step(calls)) {
-                    let outcome = one(unit, before, act, with(nth, what), what == "power");
+                    let losses = if nth % 2 == 0 { Losses::All } else { Losses::Some };
+                    let cuts = (what == "power").then_some(losses);
+                    let outcome = one(unit, before, act, with(nth, what), cuts);
                     outcome.unwrap_or_else(|why| fail(why, &format!("call {nth} {what}")));
                 }
             }

@@ -82,11 +82,11 @@ fn number(value: u64) -> io::Result<usize> {
     usize::try_from(value).ok().filter(|at| *at < 1 << 30).ok_or_else(|| errno(libc::EFBIG))
 }
 
-/// A part of a call that is done when it ends early: whole sectors, or nothing within one.
+/// A part of a call that is done when it ends early: whole sectors, all or nothing within one.
 fn part(inner: &mut Inner, at: usize, len: usize) -> usize {
     let first = SECTOR - at % SECTOR;
     if len <= first {
-        return 0;
+        return if inner.below(2) == 0 { 0 } else { len };
     }
     let ends = (len - first) / SECTOR + 1;
     let nth = usize::try_from(inner.below(ends as u64 + 1)).unwrap_or(0);
@@ -164,6 +164,7 @@ impl File {
         let here = here();
         if let Some((world, me)) = &here {
             world.event(*me, format_args!("{kind:?} {inode} {at} {len}"));
+            world.stall(*me);
         }
         let mut inner = world.lock();
         let fate = self.fate(&mut inner, kind, at, len);

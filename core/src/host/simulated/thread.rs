@@ -1,15 +1,12 @@
 //! Threads, of which one runs at a time.
 
-use super::world::{World, here, thread_key};
+use super::world::{SLEEPS, World, here, thread_key};
 use std::any::Any;
 use std::io;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 pub use std::thread::panicking;
-
-/// What nobody wakes.
-const SLEEPS: usize = usize::MAX;
 
 /// A thread of a world.
 #[derive(Clone, Debug)]

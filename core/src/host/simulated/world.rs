@@ -9,6 +9,9 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 /// Nobody's number.
 const NONE: usize = usize::MAX;
 
+/// What nobody wakes.
+pub(super) const SLEEPS: usize = usize::MAX;
+
 /// What a world may do beside what it is asked for.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Faults {
@@ -26,6 +29,8 @@ pub struct Faults {
     pub syncs_per_mille: u64,
     /// From the first of these calls of files to the last there is no room: those that may need some fail.
     pub full: Option<(u64, u64)>,
+    /// So many calls of a thousand take up to three seconds.
+    pub slow_per_mille: u64,
     /// So many calls of a thousand are interrupted, or do less than they are asked for.
     pub short_per_mille: u64,
 }
@@ -354,6 +359,17 @@ impl World {
         self.hand_on(&mut inner);
         let inner = self.wait_for_baton(inner, me);
         !inner.actors[me].timed_out
+    }
+
+    /// The call of a file takes its time, now and then.
+    pub(super) fn stall(&self, me: usize) {
+        let mut inner = self.lock();
+        let is_slow = inner.faults.slow_per_mille > 0;
+        if is_slow && inner.below(1000) < inner.faults.slow_per_mille {
+            let nanos = inner.below(3_000_000_000);
+            drop(inner);
+            self.wait(me, SLEEPS, Some(nanos));
+        }
     }
 
     /// Wakes who waits for this: all, or one of them.
