@@ -168,6 +168,10 @@ pub(crate) fn settle(host: &Host, served: &Served, lost: bool) -> io::Result<()>
         found.extend(queue.read_bytes(found.len(), len)?);
     }
     host.note_losses();
+    if host.world.counts().2 > 0 {
+        // A sync has failed in this process: what it holds is unknown until it is opened anew.
+        return Ok(());
+    }
     let now = host.now();
     host.model(|model| model.settle(&found, lost, now)).unwrap_or_else(|why| panic!("{why}"));
     Ok(())
