@@ -33,7 +33,7 @@ use anyhow::{anyhow, bail};
 pub(crate) use files_change::ChangeOfFiles;
 pub(crate) use limits::limits_of;
 pub(crate) use means::{AnyDisk, Means};
-use means::{is_isolated, open_clusters, prepare_cluster, wait_for_all, with_origin};
+use means::{connect, is_isolated, open_clusters, prepare_cluster, wait_for_all, with_origin};
 use removals::Removals;
 use ringway_control::config::{CpuList, DaemonArgs, DiskSpec, XenPlan, cpus};
 use ringway_control::protocol::Happened;
@@ -129,7 +129,9 @@ impl Disks {
         let (mut opened, mut ids, mut starting) = (Vec::new(), Vec::new(), Vec::new());
         let (mut new_images, mut turn, next_id) = (Vec::new(), 0, AtomicU64::new(0));
         let mut of_clusters = Vec::new();
-        for spec in specs {
+        // All at once: a server that is silent takes its time.
+        let connecting: Vec<_> = specs.iter().map(|spec| connect(&host, spec, &options)).collect();
+        for (spec, connecting) in specs.into_iter().zip(connecting) {
             let id = next_id.fetch_add(1, SeqCst);
             let apart = is_isolated(&spec, &options).map_err(|e| with_origin(&spec.origin, e))?;
             if let Some(spawner) = spawner.as_ref().filter(|_| apart) {
@@ -143,7 +145,11 @@ impl Disks {
                 of_clusters.push((id, disk, spec));
                 continue;
             }
-            let open = host.open(&spec).map_err(|error| with_origin(&spec.origin, error))?;
+            let open = match connecting.transpose() {
+                Some(connecting) => connecting.and_then(|it| host.connected(it, &spec)),
+                None => host.open(&spec),
+            };
+            let open = open.map_err(|error| with_origin(&spec.origin, error))?;
             ids.push((id, open.clone));
             opened.push((Arc::new(open.disk), spec));
             new_images.extend(open.new);

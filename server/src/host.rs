@@ -54,11 +54,12 @@ use ringway_terminal::reasons::in_full;
 use ringway_vhost_user::Access as SocketAccess;
 pub(crate) use state::StateDir;
 use states::States;
-use std::os::fd::BorrowedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::{Arc, LazyLock};
+use std::thread::JoinHandle;
 pub(crate) use writable::NamedBase;
 
 /// How often a lock may be snatched away, or the file replaced, between the helper's probing and our
@@ -131,34 +132,67 @@ impl Host {
         self.local.has_io_uring()
     }
 
+    /// Begins to connect to the export of a plan; `None` if its disk is none. Servers that are silent are waited for
+    /// beside each other this way.
+    ///
+    /// # Errors
+    /// What the helper says, or the host to a thread.
+    pub(crate) fn connect(&self, spec: &DiskSpec) -> anyhow::Result<Option<Connecting>> {
+        let mut options = self.local.options(spec);
+        let Source::Nbd(_) = options.source else { return Ok(None) };
+        if let Some(helper) = &self.helper {
+            return Ok(Some(Connecting(By::There(helper.begin(&options, false)?))));
+        }
+        if !self.confined.load(SeqCst) {
+            known_exports::may_be_away(&mut options, self.states.here());
+        }
+        let iopoll = self.local.iopoll;
+        let thread = std::thread::Builder::new().name("open".into());
+        Ok(Some(Connecting(By::Here(thread.spawn(move || local::open(&options, false, iopoll))?))))
+    }
+
+    /// Waits for the connection.
+    ///
+    /// # Errors
+    /// What is wrong with the export.
+    pub(crate) fn connected(
+        &self,
+        connecting: Connecting,
+        spec: &DiskSpec,
+    ) -> anyhow::Result<OpenDisk> {
+        let mut disk = match (connecting.0, &self.helper) {
+            (By::There(line), Some(helper)) => helper.opened(&line)?.disk,
+            (By::There(_), None) => bail!("there is no helper"),
+            (By::Here(thread), _) => {
+                let opened = thread.join().unwrap_or_else(|_| bail!("connecting to it panicked"));
+                let Opened { disk, .. } = opened?;
+                known_exports::keep(&disk, self.states.here());
+                disk
+            }
+        };
+        self.make_ours(&mut disk)?;
+        self.flush_first(&disk, spec)?;
+        Ok(OpenDisk { disk, new: None, clone: None })
+    }
+
     /// Opens the disk of a plan, and says what its user should know. What was made for it goes again
     /// unless it is kept.
     ///
     /// # Errors
     /// What is wrong with it; nothing was created or changed then.
     pub(crate) fn open(&self, spec: &DiskSpec) -> anyhow::Result<OpenDisk> {
+        if let Some(connecting) = self.connect(spec)? {
+            return self.connected(connecting, spec);
+        }
         let options = self.local.options(spec);
         let (helper, path) = match (&self.helper, &options.source) {
             (Some(helper), Source::Path(path)) => (helper, path),
-            (Some(helper), Source::Nbd(_)) => {
-                let mut disk = helper.open(&options, false)?.disk;
-                self.make_ours(&mut disk)?;
-                self.flush_first(&disk, spec)?;
-                return Ok(OpenDisk { disk, new: None, clone: None });
-            }
             _ => {
                 let mut options = options;
-                let state_dir = self.states.here();
-                if !self.confined.load(SeqCst) {
-                    self.local.away.allow(&mut options, state_dir);
-                }
-                self.local.served.recall(&mut options, state_dir);
+                self.local.served.recall(&mut options, self.states.here());
                 let Opened { mut disk, new, clone } = self.local.open(&options, spec.ephemeral)?;
-                self.local.away.note(&options, &disk);
-                known_exports::keep(&disk, state_dir);
                 let clone = clone.map(|file| EphemeralClone(Clone::Here(Some(file))));
                 self.make_ours(&mut disk)?;
-                self.flush_first(&disk, spec)?;
                 let note = self.note(&options);
                 let new = match new {
                     Some(file) => Some(NewImage { made: Made::Here(file), note: Some(note) }),
@@ -347,6 +381,16 @@ impl Host {
     pub(crate) fn started(&self) -> anyhow::Result<()> {
         self.helper.as_ref().map_or(Ok(()), |helper| helper.started())
     }
+}
+
+/// An export that is being connected to.
+pub(crate) struct Connecting(By);
+
+enum By {
+    /// By this process.
+    Here(JoinHandle<anyhow::Result<Opened>>),
+    /// By the helper, which answers on this line.
+    There(OwnedFd),
 }
 
 /// A disk that was opened.

@@ -1,7 +1,7 @@
 //! What disks are made with, here or in processes of their own.
 
 use super::super::configured::{Configured, DiskWords};
-use super::super::host::Host;
+use super::super::host::{Connecting, Host};
 use super::super::isolate::{Isolated, LogWords, Mouth, Spawner, Starting};
 use super::super::limits::LimitGroups;
 use super::super::nbd_clients::Portals;
@@ -129,6 +129,18 @@ pub(super) fn is_isolated(spec: &DiskSpec, options: &DaemonArgs) -> anyhow::Resu
          (--isolate), or leave it out"
     );
     Ok(isolated)
+}
+
+/// Begins to connect to the export of a disk, if it is one and has no process of its own.
+///
+/// # Errors
+/// What is wrong with its words, or what the host says.
+pub(super) fn connect(
+    host: &Host,
+    spec: &DiskSpec,
+    options: &DaemonArgs,
+) -> anyhow::Result<Option<Connecting>> {
+    if is_isolated(spec, options)? { Ok(None) } else { host.connect(spec) }
 }
 
 /// Waits until those that were started with the daemon could serve.

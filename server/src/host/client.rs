@@ -178,17 +178,28 @@ impl Client {
         options: &OpenOptions,
         ephemeral: bool,
     ) -> anyhow::Result<Opened> {
-        self.open_wanted(Wanted::of(options, (ephemeral, false))?)
+        let line = self.begin(options, ephemeral)?;
+        self.opened(&line)
+    }
+
+    /// Has a disk opened. [`Client::opened`] waits for it, while others are being opened.
+    pub(super) fn begin(&self, options: &OpenOptions, ephemeral: bool) -> anyhow::Result<OwnedFd> {
+        self.wanted(Wanted::of(options, (ephemeral, false))?)
     }
 
     /// An export of which there is a disk already.
     pub(super) fn open_again(self: &Arc<Self>, options: &OpenOptions) -> anyhow::Result<Opened> {
-        self.open_wanted(Wanted::of(options, (false, true))?)
+        let line = self.wanted(Wanted::of(options, (false, true))?)?;
+        self.opened(&line)
     }
 
-    fn open_wanted(self: &Arc<Self>, wanted: Wanted) -> anyhow::Result<Opened> {
-        let line = self.line_for(&HelperRequest::Open(Box::new(wanted)), None)?;
-        let (HelperAnswer::Opened { found, new, clone }, file) = answer(&line)? else {
+    fn wanted(&self, wanted: Wanted) -> anyhow::Result<OwnedFd> {
+        self.line_for(&HelperRequest::Open(Box::new(wanted)), None)
+    }
+
+    /// The disk that is being opened at the other end of a line.
+    pub(super) fn opened(self: &Arc<Self>, line: &OwnedFd) -> anyhow::Result<Opened> {
+        let (HelperAnswer::Opened { found, new, clone }, file) = answer(line)? else {
             bail!(OUT_OF_TURN);
         };
         // Goes again if anything is amiss from here on.
@@ -197,7 +208,7 @@ impl Client {
         let file = file.context(LOST)?;
         let mut others = Vec::new();
         for _ in 0..found.others() {
-            let (HelperAnswer::Layer, file) = answer(&line)? else {
+            let (HelperAnswer::Layer, file) = answer(line)? else {
                 bail!(OUT_OF_TURN);
             };
             others.push(file.context(LOST)?);

@@ -148,7 +148,7 @@ pub(super) fn fork(local: &Local, mode: Sandbox, duties: Duties) -> anyhow::Resu
                 unsafe { libc::_exit(1) }
             }
             let (engines, iopoll) = (local.engines.clone(), local.iopoll);
-            let local = Local { engines, iopoll, away: Arc::default(), served: Arc::default() };
+            let local = Local { engines, iopoll, served: Arc::default() };
             let things = Arc::default();
             let (remotes, steps, look_ups) = (BTreeSet::new(), Arc::default(), Arc::default());
             let started = false;
@@ -312,8 +312,7 @@ impl Helper {
             (self.local.iopoll, self.account(), Arc::clone(&self.things));
         let (addresses, state_dir) = (Arc::clone(&self.addresses), self.duties.state_dir.clone());
         // At the start they have been looked up just now.
-        let (started, away) = (self.started, Arc::clone(&self.local.away));
-        let served = Arc::clone(&self.local.served);
+        let (started, served) = (self.started, Arc::clone(&self.local.served));
         std::thread::Builder::new().name("open".into()).spawn(move || {
             let opened = || -> anyhow::Result<_> {
                 panic_point!("helper-open");
@@ -321,13 +320,12 @@ impl Helper {
                     *target = addresses.place(target, started);
                 }
                 if !started && !again {
-                    away.allow(&mut options, state_dir.as_ref());
+                    known_exports::may_be_away(&mut options, state_dir.as_ref());
                 }
                 served.recall(&mut options, state_dir.as_ref());
                 let act = || open(&options, ephemeral, iopoll);
                 let Opened { disk, new, clone } = acting_as(account.as_ref(), act)??;
                 if !again {
-                    away.note(&options, &disk);
                     known_exports::keep(&disk, state_dir.as_ref());
                 }
                 if let (Source::Path(path), None) = (&options.source, &new) {

@@ -6,19 +6,14 @@ use super::facts_message;
 use super::state::StateDir;
 use super::state_name::{StateName, identity};
 use ringway_disk::{Disk, OpenOptions, Source};
-use ringway_nbd_client::{Address, Known, Negotiated};
+use ringway_nbd_client::{Known, Negotiated};
 use rustix::fs::{Mode, OFlags, openat};
 use serde::{Deserialize, Serialize};
 use std::fs::File;
 use std::io::{Read, Write};
-use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
 
 /// More than any of them has: names of 4096 bytes, twice, in escapes of JSON.
 const BYTES_MAX: u64 = 64 << 10;
-
-/// How long a server may take for another export if it was away for one just now.
-const ANOTHER: Duration = Duration::from_millis(100);
 
 /// One of them, as it is written.
 #[derive(Deserialize, Serialize)]
@@ -43,33 +38,10 @@ pub(super) fn recall(dir: &StateDir, name: &str) -> Option<Known> {
     Some(Known { negotiated, export, connections })
 }
 
-/// Servers that were away during this start.
-#[derive(Default)]
-pub(super) struct Away(Mutex<Vec<Address>>);
-
-impl Away {
-    fn lock(&self) -> MutexGuard<'_, Vec<Address>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// An export that is opened may be away if it is known. Its server is hardly waited for if it was away for another
-    /// one.
-    pub(super) fn allow(&self, options: &mut OpenOptions, dir: Option<&StateDir>) {
-        if let Source::Nbd(target) = &mut options.source {
-            let known = dir.and_then(|dir| recall(dir, &target.to_string()));
-            if known.is_some() && self.lock().contains(&target.address) {
-                *target = target.with_connect_timeout(target.connect_timeout().min(ANOTHER));
-            }
-            *target = target.with_known(known);
-        }
-    }
-
-    /// Notes the server of a disk that was opened, if it is away.
-    pub(super) fn note(&self, options: &OpenOptions, disk: &Disk) {
-        let is_away = disk.remote().is_some_and(|remote| remote.was_away().is_some());
-        if let (Source::Nbd(target), true) = (&options.source, is_away) {
-            self.lock().push(target.address.clone());
-        }
+/// An export that is opened at a start may be away if it is known.
+pub(super) fn may_be_away(options: &mut OpenOptions, dir: Option<&StateDir>) {
+    if let Source::Nbd(target) = &mut options.source {
+        *target = target.with_known(dir.and_then(|dir| recall(dir, &target.to_string())));
     }
 }
 

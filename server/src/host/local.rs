@@ -1,6 +1,5 @@
 //! Names, looked up by this very process.
 
-use super::known_exports::Away;
 use super::served_images::ServedImages;
 use crate::image::{check_iopoll, open_disk};
 use anyhow::{Context, bail};
@@ -26,14 +25,12 @@ pub(super) type Engines = Vec<(EngineKind, Result<String, String>)>;
 pub(super) struct Local {
     pub(super) engines: Engines,
     pub(super) iopoll: bool,
-    pub(super) away: Arc<Away>,
     pub(super) served: Arc<ServedImages>,
 }
 
 impl Local {
     pub(super) fn new(iopoll: bool) -> Self {
-        let engines = engines_to_choose(None);
-        Self { engines, iopoll, away: Arc::default(), served: Arc::default() }
+        Self { engines: engines_to_choose(None), iopoll, served: Arc::default() }
     }
 
     pub(super) fn has_io_uring(&self) -> bool {
