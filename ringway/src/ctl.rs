@@ -14,6 +14,8 @@ use ringway_control::protocol::{ANSWER_MAX, Problem, ProblemKind, Reply, VERSION
 use ringway_control::size::Size;
 use ringway_server::sandbox::group_number;
 use ringway_terminal::{logging, output};
+use rustix::net::sockopt::{Timeout, set_socket_timeout};
+use rustix::net::{self, AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use serde_json::{Map, Value, json};
 use std::io::{self, BufRead, BufReader, IsTerminal, Read, Write};
 use std::os::unix::fs::FileTypeExt;
@@ -50,6 +52,9 @@ macro_rules! example {
 
 /// How long a daemon may take: draining a disk takes as long as the disk.
 const TIMEOUT: Duration = Duration::from_secs(120);
+
+/// How long it may take to accept a connection.
+const ACCEPT_MAX: Duration = Duration::from_secs(10);
 
 /// The options of `ringway ctl`.
 #[derive(Debug, Args)]
@@ -399,7 +404,7 @@ fn say(
     mut request: Map<String, Value>,
     timeout: Duration,
 ) -> anyhow::Result<UnixStream> {
-    let mut stream = UnixStream::connect(path).map_err(|error| no_daemon(path, &error))?;
+    let mut stream = connect(path).map_err(|error| no_daemon(path, &error))?;
     // Waiting for an image takes as long as was asked for.
     let lock_wait = request.get("disk").and_then(|disk| disk.get("lock-wait")?.as_u64());
     let lock_wait = Duration::from_secs(lock_wait.unwrap_or(0));
@@ -433,6 +438,16 @@ fn hear(path: &Path, lines: &mut BufReader<UnixStream>) -> anyhow::Result<Result
     }
 }
 
+/// Connects. A listener that has as many connections waiting as it takes is not waited for without end.
+pub(crate) fn connect(path: &Path) -> io::Result<UnixStream> {
+    let socket =
+        net::socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
+    // What is sent later has the same limit.
+    set_socket_timeout(&socket, Timeout::Send, Some(ACCEPT_MAX))?;
+    net::connect(&socket, &SocketAddrUnix::new(path)?)?;
+    Ok(socket.into())
+}
+
 fn no_daemon(path: &Path, error: &io::Error) -> anyhow::Error {
     let is_socket = path.metadata().map_or(true, |meta| meta.file_type().is_socket());
     let path = path.display();
@@ -449,6 +464,11 @@ fn no_daemon(path: &Path, error: &io::Error) -> anyhow::Error {
         io::ErrorKind::PermissionDenied => {
             anyhow!("{path}: no permission: only the user who runs the daemon may control it")
         }
+        io::ErrorKind::WouldBlock => anyhow!(
+            "{path}: whoever listens there has accepted no connection for {} s: it is stopped, or hangs. Its log \
+             may say why",
+            ACCEPT_MAX.as_secs()
+        ),
         _ => anyhow!("cannot connect to {path}: {error}"),
     }
 }

@@ -221,6 +221,21 @@ fn connect_at_once(path: &Path) -> Option<std::os::fd::OwnedFd> {
     connect(&socket, &SocketAddrUnix::new(path).unwrap()).ok().map(|()| socket)
 }
 
+/// That of a daemon that was stopped, or hangs.
+#[test]
+fn e58_commands_to_a_socket_at_which_nobody_accepts_end() {
+    let dir = folder();
+    let path = dir.path();
+    let _listener = std::os::unix::net::UnixListener::bind(path.join("ctl")).unwrap();
+    let waiting: Vec<_> = std::iter::from_fn(|| connect_at_once(&path.join("ctl"))).collect();
+    let (done, said) = ctl(path, &["list"]);
+    assert!(
+        !done && said.contains("ctl: whoever listens there has accepted no connection"),
+        "{said}"
+    );
+    drop(waiting);
+}
+
 /// As that of a process that was stopped.
 #[test]
 fn e41_a_socket_at_which_nobody_accepts_is_refused_at_once() {

@@ -23,7 +23,7 @@ use rustix::fs::Mode;
 use std::io;
 use std::net::{SocketAddr, TcpListener};
 use std::os::unix::fs::FileTypeExt;
-use std::os::unix::net::{UnixListener, UnixStream};
+use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
@@ -158,7 +158,7 @@ fn remove_left_over(path: &Path) -> anyhow::Result<()> {
         "{}: there is a file, and it is no socket",
         path.display()
     );
-    match UnixStream::connect(path) {
+    match crate::ctl::connect(path) {
         Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
             std::fs::remove_file(path).with_context(|| format!("cannot remove {}", path.display()))
         }
