@@ -298,10 +298,10 @@ impl Serving<'_> {
             SpawnerRequest::Again { number, files } => {
                 let log = self.log;
                 let known = self.get(number)?;
-                known.setup.files = files;
                 if known.child.try_wait()?.is_none() {
                     bail!("process {} has not ended yet", known.child.id());
                 }
+                known.setup.files = files;
                 let (child, line) =
                     begin(&known.setup, known.socket.as_ref(), known.cgroup.as_ref(), log)?;
                 known.child = child;
@@ -430,5 +430,45 @@ mod tests {
         }
         assert!(serving.handle(SpawnerRequest::Forget { number: 1 }, None).is_ok());
         assert!(serving.known.is_empty() && serving.forgotten.is_empty());
+    }
+
+    /// A daemon in wrong hands asks for a second process of a disk, to serve other files, and names disks that it has
+    /// forgotten.
+    #[test]
+    fn e61_a_disk_whose_process_lives_gets_no_other_one() {
+        let log = LogArgs::default();
+        let for_all = ForAll::of(&DaemonArgs::default());
+        let (disk, name) = (DiskArgs::default(), "x".to_owned());
+        let (turn, memory_max, log_format, log_level) = (0, None, None, None);
+        let disk = DiskSetup { disk, turn, memory_max, name, log_format, log_level };
+        let setup = for_all.with(disk, true);
+        let child = Command::new("sleep").arg("1000").spawn().unwrap();
+        let pid = child.id();
+        let known = BTreeMap::from([(3, KnownDisk { setup, cgroup: None, socket: None, child })]);
+        let mut serving = Serving {
+            log: &log,
+            for_all,
+            adds: true,
+            cgroups: Err("there are none".into()),
+            started: true,
+            known,
+            forgotten: Vec::new(),
+            last: 3,
+        };
+        let other = r#"{"images": [{"Device": 7}], "others": []}"#;
+        let files: ServedFiles = serde_json::from_str(other).unwrap();
+        let before = format!("{:?}", serving.known[&3].setup.files);
+        for (number, words) in [(3, "has not ended yet"), (4, "no disk 4")] {
+            let again = SpawnerRequest::Again { number, files: files.clone() };
+            let error = serving.handle(again, None).unwrap_err().to_string();
+            assert!(error.contains(words), "{error}");
+        }
+        let known = serving.known.get_mut(&3).unwrap();
+        assert_eq!((known.child.id(), format!("{:?}", known.setup.files)), (pid, before));
+        known.child.kill().unwrap();
+        known.child.wait().unwrap();
+        assert!(serving.handle(SpawnerRequest::Forget { number: 3 }, None).is_ok());
+        let again = SpawnerRequest::Again { number: 3, files };
+        assert!(serving.handle(again, None).is_err(), "it is known no more");
     }
 }

@@ -230,6 +230,34 @@ fn e52_connections_are_made_anew_and_guests_of_xen_served_only_as_at_the_start()
     }
 }
 
+/// Records of rings have numbers for names, and are in the folder of the start; a link there leads nowhere.
+#[cfg(feature = "xen")]
+#[test]
+fn e61_what_guests_of_xen_need_is_in_the_folder_of_records() {
+    use ringway_xen_blkback::{Here, Named, RecordName};
+    let Some(mut rig) = Rig::new(false) else { return };
+    let folder = rig.folder.path().to_path_buf();
+    let records = folder.join("records");
+    std::fs::create_dir(&records).unwrap();
+    let fd = rig.fd("records", OFlags::RDONLY);
+    rig.helper.duties.xen = Some(Here::new(Some(folder.join("no-store")), fd));
+    let name = RecordName { domid: u16::MAX, devid: u32::MAX, queue: u32::MAX };
+    let file = records.join(name.to_string());
+    std::os::unix::fs::symlink("../roots", &file).unwrap();
+    let before = std::fs::read(folder.join("roots")).unwrap();
+    assert!(rig.ask(HelperRequest::Xen(Named::LeftRecord(name)), None).is_err());
+    assert!(rig.ask(HelperRequest::Xen(Named::NewRecord(name, 1 << 40)), None).is_err());
+    let made = rig.ask(HelperRequest::Xen(Named::NewRecord(name, 4096)), None);
+    assert!(matches!(made, Ok(HelperAnswer::Named { there: true })), "{made:?}");
+    let meta = file.symlink_metadata().unwrap();
+    assert!(meta.is_file() && meta.mode() & 0o777 == 0o600, "a record of its own");
+    assert!(rig.ask(HelperRequest::Xen(Named::EndedRecord(name)), None).is_ok());
+    assert_eq!(std::fs::read_dir(&records).unwrap().count(), 0);
+    assert_eq!(std::fs::read(folder.join("roots")).unwrap(), before);
+    // The store is that of the start, with no word of whoever asks.
+    assert!(rig.ask(HelperRequest::Xen(Named::Store), None).is_err());
+}
+
 /// Each path that is looked up waits for a file system that hangs.
 #[test]
 fn e34_a_file_that_finds_no_room_to_go_stays_to_be_removed() {
