@@ -125,3 +125,28 @@ fn e10_a_process_that_does_nothing_is_left_behind() {
     assert!(named[0].contains(&its.to_string()), "{log}");
     can_be_served_again(dir.path());
 }
+
+/// A neighbour is left in order before the time is over, though it is told to end after the slow one.
+#[test]
+fn e60_a_disk_that_never_answers_keeps_no_other_from_being_left() {
+    let dir = folder();
+    let path = dir.path();
+    let disk = |image, socket| format!("[[disk]]\nimage = '{image}'\nsocket = '{socket}'\n");
+    let disks = disk("null:1G,latency=60000ms", "slow") + &disk("disk.img", "quick");
+    let toml = format!("control = 'ctl'\nstate-dir = 'state'\n{disks}");
+    std::fs::write(path.join("c.toml"), toml).unwrap();
+    let mut command = ringway();
+    // Less than the slow one is waited for.
+    command.env("RINGWAY_END", "25").args(["serve", "--config", "c.toml"]).current_dir(path);
+    let daemon = Daemon::start(command);
+    let pages = || std::fs::read_dir(path.join("state")).unwrap().count();
+    assert_eq!(pages(), 1, "that of disk.img");
+    let mut slow = connect(path, "slow");
+    let _asked = ask(path, &mut slow);
+    daemon.signal(libc::SIGTERM);
+    while pages() > 0 {
+        assert!(!daemon.log().contains("the end took longer"), "{}", daemon.log());
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    daemon.kill();
+}

@@ -417,22 +417,19 @@ impl Disks {
 
     /// Waits for disks of this process that were told to stop.
     fn stop_here(&self, list: Vec<Arc<Served>>) -> anyhow::Result<()> {
-        let mut outcome = Ok(());
-        for served in &list {
-            if let Some(Err(error)) = served.join() {
-                outcome = outcome.and(Err(error));
-            }
-        }
-        let removed = self.removed.load(SeqCst);
         let part = |served: &Served| {
+            let joined = served.join().unwrap_or(Ok(()));
             served.flush_server();
-            if removed {
-                return served.leave_or_delete();
-            }
-            served.end_clone(false);
-            served.leave()
+            let left = if self.removed.load(SeqCst) {
+                served.leave_or_delete()
+            } else {
+                served.end_clone(false);
+                served.leave()
+            };
+            joined.and(left)
         };
-        // Beside each other: a server that does not answer takes its time, and so does storage that hangs.
+        // Beside each other: a server that does not answer takes its time, and so does storage that hangs, also for a
+        // job, or for a worker that the disk's session waits for.
         let part = &part;
         let parted: Vec<_> = std::thread::scope(|scope| {
             let mut threads = Vec::new();
@@ -449,7 +446,7 @@ impl Disks {
             };
             threads.into_iter().map(end).collect()
         });
-        outcome = parted.into_iter().fold(outcome, |outcome, parted| outcome.and(parted));
+        let outcome = parted.into_iter().fold(Ok(()), |outcome, parted| outcome.and(parted));
         if removed && outcome.is_ok() {
             list.iter().for_each(|served| self.forget_image(served));
         }

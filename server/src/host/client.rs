@@ -101,6 +101,19 @@ impl Client {
         answer(&self.line_for(request, fd)?)
     }
 
+    /// Asks for what the helper does at once, or on a thread: others may ask it meanwhile.
+    fn ask_beside(
+        &self,
+        request: &HelperRequest,
+        fd: Option<BorrowedFd<'_>>,
+    ) -> anyhow::Result<(HelperAnswer, Option<OwnedFd>)> {
+        match self.ask_with(request, fd)? {
+            (HelperAnswer::Wait, Some(line)) => answer(&line),
+            (HelperAnswer::Wait, None) => bail!(LOST),
+            answered => Ok(answered),
+        }
+    }
+
     /// The same for what names a path. A file system that hangs is not waited for.
     fn look_up(
         &self,
@@ -159,7 +172,7 @@ impl Client {
         request: &HelperRequest,
         image: Option<BorrowedFd<'_>>,
     ) -> anyhow::Result<(File, HelpersState)> {
-        match self.ask_with(request, image)? {
+        match self.ask_beside(request, image)? {
             (HelperAnswer::State { number }, Some(file)) => {
                 Ok((file.into(), HelpersState { helper: Arc::clone(self), number }))
             }
@@ -322,12 +335,13 @@ impl HelpersState {
     /// The disk is about to be served from this image.
     pub(super) fn follow(&self, image: &File) -> anyhow::Result<()> {
         let request = HelperRequest::StateFollows { number: self.number };
-        self.helper.ask_with(&request, Some(image.as_fd())).map(drop)
+        self.helper.ask_beside(&request, Some(image.as_fd())).map(drop)
     }
 
     /// It is, or it is not.
     pub(super) fn settle(&self, follows: bool) -> anyhow::Result<()> {
-        self.helper.ask(&HelperRequest::StateSettled { number: self.number, follows }).map(drop)
+        let request = HelperRequest::StateSettled { number: self.number, follows };
+        self.helper.ask_beside(&request, None).map(drop)
     }
 }
 
@@ -339,7 +353,7 @@ impl Drop for HelpersState {
             return;
         }
         // If the helper has gone, what it kept stays for whoever serves the disk next.
-        let _ = self.helper.ask(&HelperRequest::Stateless { number: self.number });
+        let _ = self.helper.ask_beside(&HelperRequest::Stateless { number: self.number }, None);
     }
 }
 

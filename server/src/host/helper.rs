@@ -19,7 +19,8 @@ use super::forked::{Event, Parent, leave_no_zombie, line, settle};
 use super::known_exports;
 use super::local::{Local, Opened, OwnFile, configuration, listen, open};
 use super::protocol::{Found, HelperAnswer, HelperRequest, Wanted, reason};
-use super::state::{NoPlace, StateKeeper};
+use super::state::{NoPlace, StateDir, StateKeeper};
+use super::state_name::StateName;
 use super::wire::{SendError, send};
 use crate::sandbox::{Account, HelperNeeds, acting_as, confine_helper};
 #[cfg(feature = "xen")]
@@ -41,13 +42,14 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 /// What a daemon hears whose wish made the helper panic: this wish failed, the next may not.
 const PANICKED: &str = "the process that opens files for this daemon panicked over it; the log says \
                         where";
 
-/// The most threads that look after the disks of a daemon that has died.
-const WITNESSES: usize = 8;
+/// How often to look whether a disk has been left.
+const LEAVES_SOON: Duration = Duration::from_millis(1);
 
 /// The most paths that are looked up at a time: those that wait for a file system that hangs.
 const LOOK_UPS_MAX: usize = 64;
@@ -74,6 +76,9 @@ struct Helper {
     look_ups: Arc<()>,
 }
 
+/// Each is used without the lock of them all: its image may be on a file system that hangs.
+type SharedKeeper = Arc<Mutex<StateKeeper>>;
+
 type Answered = anyhow::Result<(HelperAnswer, Option<OwnedFd>)>;
 
 impl Thing {
@@ -87,7 +92,9 @@ impl Thing {
 #[derive(Default)]
 struct Things {
     list: BTreeMap<u64, Thing>,
-    states: BTreeMap<u64, StateKeeper>,
+    states: BTreeMap<u64, SharedKeeper>,
+    /// Those that are being left, by what they are called.
+    leaving: Vec<StateName>,
     overlays: BTreeMap<u64, NewOverlay>,
     next: u64,
 }
@@ -227,19 +234,16 @@ impl Helper {
             }
             HelperRequest::State { cached } => self.state(fd, cached),
             HelperRequest::StateOfExport { name } => {
-                let Some(dir) = &self.duties.state_dir else {
-                    bail!("this daemon keeps no state of its disks");
-                };
+                let dir = self.state_dir()?;
                 if !self.remotes.contains(&name.0) {
                     bail!("this daemon has no such export");
                 }
-                self.keep(StateKeeper::of_export(dir, &name.0))
+                self.beside(move |things| {
+                    wait_until_left(things, StateName::of_export(&name.0));
+                    keep(things, StateKeeper::of_export(&dir, &name.0))
+                })
             }
-            HelperRequest::Stateless { number } => {
-                let keeper = lock(&self.things).states.remove(&number);
-                keeper.context("there is no such state")?.leave();
-                Ok((HelperAnswer::Done, None))
-            }
+            HelperRequest::Stateless { number } => self.stateless(number),
             HelperRequest::Listen { path, private, mode, group } => {
                 self.listen(PathBuf::from(path), private, Access { mode, group })
             }
@@ -404,34 +408,49 @@ impl Helper {
             // What it has made is known by now, or gone.
             drop(under_way);
             let carried_out = carried_out.unwrap_or_else(|| Err(anyhow!(PANICKED)));
-            reply(carried_out, |answer, fd| send(&ours, answer, fd));
+            let state = match &carried_out {
+                Ok((HelperAnswer::State { number }, _)) => Some(*number),
+                _ => None,
+            };
+            let sent = reply(carried_out, |answer, fd| send(&ours, answer, fd));
+            if let (Some(number), false) = (state, sent) {
+                // Nobody knows of it, and it has an image with its lock.
+                let keeper = lock(&things).states.remove(&number);
+                drop(keeper);
+            }
         })?;
         Ok((HelperAnswer::Wait, Some(its)))
+    }
+
+    fn state_dir(&self) -> anyhow::Result<StateDir> {
+        self.duties.state_dir.clone().context("this daemon keeps no state of its disks")
     }
 
     /// Looks after the state of a disk, with the rights of whoever started the daemon: it names
     /// nothing, and reaches its own folder only.
     fn state(&self, image: Option<OwnedFd>, cached: bool) -> Answered {
-        let Some(dir) = &self.duties.state_dir else {
-            bail!("this daemon keeps no state of its disks");
-        };
-        self.keep(StateKeeper::beside(dir, written(image)?, cached))
+        let (dir, image) = (self.state_dir()?, written(image)?);
+        self.beside(move |things| {
+            wait_until_left(things, StateName::of(&image)?);
+            keep(things, StateKeeper::beside(&dir, image, cached))
+        })
     }
 
-    /// Looks after it from now on.
-    fn keep(&self, keeper: anyhow::Result<StateKeeper>) -> Answered {
-        let keeper = match keeper {
-            Err(error) if error.is::<NoPlace>() => {
-                return Ok((HelperAnswer::NoPlace { why: reason(&error) }, None));
-            }
-            keeper => keeper?,
-        };
-        let file = keeper.file().try_clone()?;
+    /// The disk is left in order. Without a thread to do it, others wait for its file system.
+    fn stateless(&self, number: u64) -> Answered {
         let mut things = lock(&self.things);
-        things.next += 1;
-        let number = things.next;
-        things.states.insert(number, keeper);
-        Ok((HelperAnswer::State { number }, Some(file.into())))
+        let keeper = things.states.remove(&number).context("there is no such state")?;
+        things.leaving.extend(lock_keeper(&keeper).names());
+        drop(things);
+        let keeper = Arc::new(Mutex::new(Some(keeper)));
+        let its = Arc::clone(&keeper);
+        let left = self.beside(move |things| Ok(leave(things, &its)));
+        left.or_else(|_| Ok(leave(&self.things, &keeper)))
+    }
+
+    /// Does what may wait for the file system of an image on a thread, with the rights of whoever started the daemon.
+    fn beside(&self, act: impl FnOnce(&Mutex<Things>) -> Answered + Send + 'static) -> Answered {
+        self.on_thread(("state", &Arc::default()), None, act)
     }
 
     /// Whom to act for.
@@ -440,39 +459,94 @@ impl Helper {
     }
 }
 
-/// Looks after what a dead daemon left of its disks, several at a time: each may have to wait for its file.
-fn bear_witness(states: BTreeMap<u64, StateKeeper>) {
-    let threads = states.len().min(WITNESSES);
+/// Looks after what a dead daemon left of its disks, all at a time: each may have to wait for its file, and has the
+/// lock of its image until then.
+fn bear_witness(states: BTreeMap<u64, SharedKeeper>) {
     let states = Mutex::new(states);
-    let work = || {
-        let next = || states.lock().unwrap_or_else(PoisonError::into_inner).pop_first();
-        while let Some((_, keeper)) = next() {
-            survive("the helper", || keeper.bear_witness());
+    let next = || states.lock().unwrap_or_else(PoisonError::into_inner).pop_first();
+    let one = || {
+        if let Some((_, keeper)) = next() {
+            survive("the helper", || lock_keeper(&keeper).bear_witness());
         }
     };
     std::thread::scope(|scope| {
-        for _ in 1..threads {
-            // With fewer of them it takes longer.
-            let _ = std::thread::Builder::new().name("witness".into()).spawn_scoped(scope, work);
+        for _ in 0..lock_count(&states) {
+            let thread = std::thread::Builder::new().name("witness".into());
+            if thread.spawn_scoped(scope, one).is_err() {
+                // One after another, then.
+                one();
+            }
         }
-        work();
     });
 }
 
-/// Answers one request. A daemon that does not take the answer is dead, or about to be, and the pidfd says so.
+fn lock_count(states: &Mutex<BTreeMap<u64, SharedKeeper>>) -> usize {
+    states.lock().unwrap_or_else(PoisonError::into_inner).len()
+}
+
+fn lock_keeper(keeper: &Mutex<StateKeeper>) -> MutexGuard<'_, StateKeeper> {
+    keeper.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Leaves a disk in order, once.
+fn leave(
+    things: &Mutex<Things>,
+    keeper: &Mutex<Option<SharedKeeper>>,
+) -> (HelperAnswer, Option<OwnedFd>) {
+    let keeper = keeper.lock().unwrap_or_else(PoisonError::into_inner).take();
+    if let Some(keeper) = &keeper {
+        let keeper = lock_keeper(keeper);
+        keeper.leave();
+        let mut things = lock(things);
+        for name in keeper.names() {
+            let at = things.leaving.iter().position(|leaving| *leaving == name);
+            at.map(|at| things.leaving.swap_remove(at));
+        }
+    }
+    // Each descriptor that is closed here may be waited for.
+    drop(keeper);
+    (HelperAnswer::Done, None)
+}
+
+/// What is kept of a disk is not taken up while it is being left by who had it before.
+fn wait_until_left(things: &Mutex<Things>, name: StateName) {
+    while lock(things).leaving.contains(&name) {
+        std::thread::sleep(LEAVES_SOON);
+    }
+}
+
+/// Looks after the state of a disk from now on.
+fn keep(things: &Mutex<Things>, keeper: anyhow::Result<StateKeeper>) -> Answered {
+    let keeper = match keeper {
+        Err(error) if error.is::<NoPlace>() => {
+            return Ok((HelperAnswer::NoPlace { why: reason(&error) }, None));
+        }
+        keeper => keeper?,
+    };
+    let file = keeper.file().try_clone()?;
+    let mut things = lock(things);
+    things.next += 1;
+    let number = things.next;
+    things.states.insert(number, Arc::new(Mutex::new(keeper)));
+    Ok((HelperAnswer::State { number }, Some(file.into())))
+}
+
+/// Answers one request. A daemon that does not take the answer is dead, or about to be, and the pidfd says so; or it
+/// had no descriptor left for the line. True if it has taken it.
 fn reply(
     answer: Answered,
     send: impl Fn(&HelperAnswer, Option<BorrowedFd<'_>>) -> Result<(), SendError>,
-) {
+) -> bool {
     let (answer, fd) = match answer {
         Ok(answer) => answer,
         Err(error) => (HelperAnswer::refused(&error), None),
     };
-    if let Err(error @ (SendError::TooLong(_) | SendError::Words(_))) =
-        send(&answer, fd.as_ref().map(AsFd::as_fd))
-    {
+    let sent = send(&answer, fd.as_ref().map(AsFd::as_fd));
+    let is_sent = sent.is_ok();
+    if let Err(error @ (SendError::TooLong(_) | SendError::Words(_))) = sent {
         let _ = send(&HelperAnswer::refused(&error.into()), None);
     }
+    is_sent
 }
 
 /// The image that comes with a request, which is open for writing: who asks may write it, and gains nothing by

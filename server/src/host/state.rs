@@ -348,6 +348,11 @@ impl StateKeeper {
         &self.state
     }
 
+    /// What its images are called.
+    pub(super) fn names(&self) -> Vec<StateName> {
+        self.images.iter().map(|kept| kept.name).collect()
+    }
+
     fn word(&self) -> &AtomicU64 {
         self.word_at(0)
     }

@@ -4,7 +4,7 @@
 use super::super::image_message::ImageMessage;
 use super::super::path_message::Name;
 use super::super::protocol::{HelperAnswer, HelperRequest, OverlayWanted};
-use super::{Answered, Helper, Things, lock, written};
+use super::{Answered, Helper, SharedKeeper, Things, lock, lock_keeper, written};
 use anyhow::{Context, anyhow, bail};
 use ringway_disk::{NewOverlay, OverlayShape, Unmapped, reopen_for_writing};
 use ringway_image::Use;
@@ -109,18 +109,23 @@ impl Helper {
     }
 
     fn state_follows(&self, number: u64, image: Option<OwnedFd>) -> Answered {
-        let image = written(image)?;
-        let mut things = lock(&self.things);
-        let keeper = things.states.get_mut(&number).context("there is no such state")?;
-        keeper.follow(image)?;
-        Ok((HelperAnswer::Done, None))
+        let (image, keeper) = (written(image)?, self.keeper(number)?);
+        self.beside(move |_| {
+            lock_keeper(&keeper).follow(image)?;
+            Ok((HelperAnswer::Done, None))
+        })
     }
 
     fn state_settled(&self, number: u64, follows: bool) -> Answered {
-        let mut things = lock(&self.things);
-        let keeper = things.states.get_mut(&number).context("there is no such state")?;
-        keeper.settle(follows);
-        Ok((HelperAnswer::Done, None))
+        let keeper = self.keeper(number)?;
+        self.beside(move |_| {
+            lock_keeper(&keeper).settle(follows);
+            Ok((HelperAnswer::Done, None))
+        })
+    }
+
+    fn keeper(&self, number: u64) -> anyhow::Result<SharedKeeper> {
+        lock(&self.things).states.get(&number).cloned().context("there is no such state")
     }
 }
 

@@ -258,6 +258,34 @@ fn e61_what_guests_of_xen_need_is_in_the_folder_of_records() {
     assert!(rig.ask(HelperRequest::Xen(Named::Store), None).is_err());
 }
 
+/// The file system of one image hangs; and what is being left is taken up again when that is over.
+#[test]
+fn e60_others_are_heard_while_a_state_waits_for_its_image() {
+    let Some(mut rig) = Rig::new(true) else { return };
+    let state = || HelperRequest::State { cached: false };
+    let image = Some(rig.fd("read", OFlags::RDWR));
+    let Ok(HelperAnswer::State { number }) = rig.ask(state(), image) else { panic!("no page") };
+    let keeper = Arc::clone(&lock(&rig.helper.things).states[&number]);
+    let hangs = lock_keeper(&keeper);
+    let settled = HelperRequest::StateSettled { number, follows: true };
+    let Ok((HelperAnswer::Wait, Some(line))) = rig.helper.handle(settled, None) else {
+        panic!("it is done at once")
+    };
+    let other = Some(rig.fd("closed/image", OFlags::RDWR));
+    assert!(matches!(rig.ask(state(), other), Ok(HelperAnswer::State { .. })));
+    let name = hangs.names()[0];
+    drop(hangs);
+    assert!(matches!(receive(&line).unwrap().0, HelperAnswer::Done));
+    lock(&rig.helper.things).leaving.push(name);
+    let image = Some(rig.fd("read", OFlags::RDWR));
+    let Ok((HelperAnswer::Wait, Some(line))) = rig.helper.handle(state(), image) else {
+        panic!("it is taken up while it is left")
+    };
+    assert!(rig.ask(HelperRequest::Stateless { number }, None).is_ok());
+    lock(&rig.helper.things).leaving.clear();
+    assert!(matches!(receive(&line).unwrap().0, HelperAnswer::State { .. }));
+}
+
 /// Each path that is looked up waits for a file system that hangs.
 #[test]
 fn e34_a_file_that_finds_no_room_to_go_stays_to_be_removed() {
