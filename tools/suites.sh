@@ -315,7 +315,8 @@ libvirt() {
     local log=$top/results/libvirt.log how=FAIL
     if [ ! -x "$bed/usr/sbin/libvirtd" ]; then
         say "installing Debian 13's libvirt there"
-        in_bed sh -euc 'apt-get update -q && DEBIAN_FRONTEND=noninteractive apt-get install -qy --no-install-recommends \
+        in_bed sh -euc 'export DEBIAN_FRONTEND=noninteractive
+            apt-get update -q && apt-get install -qy --no-install-recommends \
             libvirt-daemon libvirt-daemon-driver-qemu libvirt-clients dosfstools mtools syslinux ovmf' \
             >"$log" 2>&1 </dev/null || die "libvirt cannot be installed: see $log"
     fi
