@@ -170,8 +170,8 @@ pub(crate) fn can_refuse_to_block(file: &File) -> bool {
     got >= 0 || io::Error::last_os_error().raw_os_error() == Some(libc::EAGAIN)
 }
 
-/// Files that hang.
 #[cfg(test)]
+/// Files that hang.
 pub(crate) mod hanging {
     use std::os::fd::RawFd;
     use std::sync::{Condvar, Mutex};
