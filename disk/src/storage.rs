@@ -13,7 +13,7 @@ pub(crate) use custom::Custom;
 pub(crate) use local::{Local, block_ioctl, device_bytes};
 pub(crate) use nbd::Export;
 pub(crate) use rbd::Cluster;
-pub use table::{NotAdopted, take_over};
+pub use table::{NotAdopted, identity_of, take_over};
 pub(crate) use unreal::Unreal;
 
 use crate::choices::EngineKind;
@@ -96,6 +96,12 @@ pub struct Parcel {
 pub trait Driver: Sync {
     /// What the table calls it.
     fn kind(&self) -> &'static str;
+
+    /// What a disk of this kind is, by a name that people give it; `None` if the name is of another kind.
+    fn identity(&self, name: &str) -> Option<String> {
+        let _ = name;
+        None
+    }
 
     /// Takes over what [`Storage::parcel`] has put up: no path is looked up, and nothing is connected to. `name` and
     /// `file` are those of the disk. `None` if the parcel is none of this kind.

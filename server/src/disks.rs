@@ -446,7 +446,7 @@ impl Disks {
             };
             threads.into_iter().map(end).collect()
         });
-        let outcome = parted.into_iter().fold(Ok(()), |outcome, parted| outcome.and(parted));
+        let outcome = parted.into_iter().collect::<anyhow::Result<()>>();
         if self.removed.load(SeqCst) && outcome.is_ok() {
             list.iter().for_each(|served| self.forget_image(served));
         }

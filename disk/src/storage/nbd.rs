@@ -5,7 +5,7 @@ use crate::choices::EngineKind;
 use crate::disk::Disk;
 use crate::state::STATE_EXPORT_AT;
 use ringway_core::mem::MappingError;
-use ringway_nbd_client::{Connected, Counts, Negotiated, Remote};
+use ringway_nbd_client::{Connected, Counts, Negotiated, Remote, Target};
 use std::any::Any;
 use std::fs::File;
 use std::io;
@@ -80,6 +80,10 @@ pub(super) struct Exports;
 impl Driver for Exports {
     fn kind(&self) -> &'static str {
         "nbd"
+    }
+
+    fn identity(&self, name: &str) -> Option<String> {
+        name.parse::<Target>().ok().map(|target| target.identity())
     }
 
     fn adopt(&self, parcel: Parcel, name: &str, file: &Arc<File>) -> Option<Arc<dyn Storage>> {

@@ -21,6 +21,12 @@ pub enum NotAdopted {
     Parcel(&'static str),
 }
 
+/// What a disk is that people call so: the same for all names that lead to one disk without a server being asked.
+#[must_use]
+pub fn identity_of(name: &str) -> String {
+    DRIVERS.iter().find_map(|driver| driver.identity(name)).unwrap_or_else(|| name.to_owned())
+}
+
 /// Takes over what another process has opened. `name` and `file` are those of the disk.
 ///
 /// # Errors

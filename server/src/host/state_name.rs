@@ -6,7 +6,7 @@
 //! tell none (NFS and FUSE before they could, ext4 with small inodes). There a new image may have the name
 //! of one that was deleted, and is told from it by how that one was left.
 
-use ringway_nbd_client::Target;
+use ringway_disk::storage;
 use rustix::fs::{AtFlags, CWD, Mode, OFlags, StatxFlags, openat, statx};
 use std::fs::File;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -70,8 +70,7 @@ impl StateName {
 
 /// What an export is, by the name that its user gives it.
 pub(super) fn identity(name: &[u8]) -> String {
-    let name = String::from_utf8_lossy(name).into_owned();
-    name.parse::<Target>().map_or(name, |target| target.identity())
+    storage::identity_of(&String::from_utf8_lossy(name))
 }
 
 /// FNV-1a: the same in every release. Who names exports is who names images, so nobody is kept from naming two of
