@@ -92,8 +92,11 @@ round() {
         quick.disk)
             tests+=(-- --skip power_cut:: --skip c02_faults_within --skip c03_writes_within)
             ;;
-        quick.export | quick.transport/vhost-user)
+        quick.export)
             tests=(--lib --test session_corpus --test sessions --test turns -- --skip hazards_ --skip two_drivers::)
+            ;;
+        quick.transport/vhost-user)
+            tests=(--lib --test session_corpus --test sessions -- --skip hazards_ --skip two_drivers::)
             ;;
     esac
     shift 4

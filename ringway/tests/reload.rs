@@ -34,6 +34,31 @@ fn sockets(dir: &Path) -> Vec<String> {
     names
 }
 
+/// An image that is made with its disk is made again once a reload has removed that disk, and a clone that goes with its
+/// disk after an `add` that failed.
+#[test]
+fn c88_what_is_removed_by_a_reload_or_was_never_served_is_made_again() {
+    let dir = folder();
+    let dir = dir.path();
+    let made = "[[disk]]\nimage = 'made.img'\nformat = 'raw'\nsize = '4M'\nsocket = 'm'\n";
+    say(dir, &[ONE, made].concat());
+    let daemon = Daemon::serve(dir, &["--config", "c.toml", "--state-dir", "state"]);
+    say(dir, ONE);
+    assert_eq!(ctl(dir, &["reload"]).unwrap()["removed"], json!(["made.img"]));
+    std::fs::remove_file(dir.join("made.img")).unwrap();
+    say(dir, &[ONE, made].concat());
+    assert_eq!(ctl(dir, &["reload"]).unwrap()["added"], json!(["made.img"]));
+    let clone = ["add", "c.qcow2", "--base", "made.img", "--base-format", "raw", "--ephemeral"];
+    let socket = ["--socket", "e"];
+    say(dir, ONE);
+    ctl(dir, &["reload"]).unwrap();
+    let refused = ctl(dir, &[&clone[..], &socket, &["--limit-group", "none-such"]].concat());
+    assert!(refused.unwrap_err().contains("none-such"));
+    assert!(!dir.join("c.qcow2").exists());
+    ctl(dir, &[&clone[..], &socket].concat()).unwrap();
+    daemon.stop();
+}
+
 #[test]
 fn disks_come_and_go_with_the_file() {
     let dir = folder();

@@ -421,6 +421,7 @@ impl Disks {
             let joined = served.join().unwrap_or(Ok(()));
             served.flush_server();
             let left = if self.removed.load(SeqCst) {
+                self.forget_image(served);
                 served.leave_or_delete()
             } else {
                 served.end_clone(false);
@@ -447,9 +448,6 @@ impl Disks {
             threads.into_iter().map(end).collect()
         });
         let outcome = parted.into_iter().collect::<anyhow::Result<()>>();
-        if self.removed.load(SeqCst) && outcome.is_ok() {
-            list.iter().for_each(|served| self.forget_image(served));
-        }
         list.iter().for_each(|served| self.forget(served));
         outcome
     }

@@ -60,16 +60,20 @@ impl Disks {
             // Nobody unparks this thread.
             std::thread::park_timeout(Duration::from_millis(1));
         }
-        let left = outcome.and(served.leave_or_delete());
-        if removed && left.is_ok() {
+        if removed {
             self.forget_image(&served);
         }
+        let left = outcome.and(served.leave_or_delete());
         self.removals.close_disk(served);
         left.map(|()| Departure { clear, held, unsaved: false })
     }
 
-    /// It was removed for good: if its image is missing when one of that name is added, it may be made.
+    /// It is removed for good: if its image is missing when one of that name is added, it may be made. That is said
+    /// before its lock goes: what others note of it later stays.
     pub(super) fn forget_image(&self, served: &Served) {
+        if !served.export.is_locked() {
+            return;
+        }
         let image = lock(&served.claim).image().map(Path::to_owned);
         image.into_iter().for_each(|path| self.host.forget_image(&path));
     }

@@ -59,6 +59,8 @@ struct Thing {
     file: OwnFile,
     /// As whom; `None` is as whoever started the daemon.
     made_as: Option<Account>,
+    /// Whether it is an image that was made, which is served once it stays.
+    is_image: bool,
 }
 
 /// What the helper knows.
@@ -84,7 +86,7 @@ type Answered = anyhow::Result<(HelperAnswer, Option<OwnedFd>)>;
 impl Thing {
     /// With the rights that it was made with: who may change its folder gains nothing by that.
     fn remove(self) -> anyhow::Result<()> {
-        let Self { file, made_as } = self;
+        let Self { file, made_as, .. } = self;
         acting_as(made_as.as_ref(), || file.remove())?
     }
 }
@@ -100,9 +102,9 @@ struct Things {
 }
 
 impl Things {
-    fn add(&mut self, file: OwnFile, made_as: Option<Account>) -> u64 {
+    fn add(&mut self, file: OwnFile, made_as: Option<Account>, is_image: bool) -> u64 {
         self.next += 1;
-        self.list.insert(self.next, Thing { file, made_as });
+        self.list.insert(self.next, Thing { file, made_as, is_image });
         self.next
     }
 }
@@ -269,8 +271,10 @@ impl Helper {
             }
             HelperRequest::Keep { number } => {
                 let thing = lock(&self.things).list.remove(&number);
-                if let Some(Thing { file, .. }) = thing {
-                    self.local.served.keep(&file.path, self.duties.state_dir.as_ref());
+                if let Some(Thing { file, is_image, .. }) = thing {
+                    if is_image {
+                        self.local.served.keep(&file.path, self.duties.state_dir.as_ref());
+                    }
                     file.keep();
                 }
                 Ok((HelperAnswer::Done, None))
@@ -341,8 +345,9 @@ impl Helper {
                     disk.hand_over();
                 }
                 let (found, files) = Found::of(disk.into_parts())?;
-                let add = |file| lock(&things).add(file, account.clone());
-                let (new, clone) = (new.map(add), clone.map(add));
+                let add = |file, is_image| lock(&things).add(file, account.clone(), is_image);
+                // A clone that goes with its disk is both.
+                let (new, clone) = (new.map(|it| add(it, true)), clone.map(|it| add(it, false)));
                 Ok((HelperAnswer::Opened { found: Box::new(found), new, clone }, files))
             };
             // If the daemon has gone nobody needs the answer.
@@ -370,7 +375,7 @@ impl Helper {
                 None => listen(&path, access)?,
             };
             let path = file.path.as_path().into();
-            let number = lock(things).add(file, made_as);
+            let number = lock(things).add(file, made_as, false);
             Ok((HelperAnswer::Listening { number, path }, Some(listener.into())))
         })
     }
@@ -440,12 +445,13 @@ impl Helper {
     fn stateless(&self, number: u64) -> Answered {
         let mut things = lock(&self.things);
         let keeper = things.states.remove(&number).context("there is no such state")?;
-        things.leaving.extend(lock_keeper(&keeper).names());
+        let names: Vec<StateName> = lock_keeper(&keeper).names();
+        things.leaving.extend(&names);
         drop(things);
-        let keeper = Arc::new(Mutex::new(Some(keeper)));
-        let its = Arc::clone(&keeper);
+        let leaving = Arc::new(Mutex::new(Some((keeper, names))));
+        let its = Arc::clone(&leaving);
         let left = self.beside(move |things| Ok(leave(things, &its)));
-        left.or_else(|_| Ok(leave(&self.things, &keeper)))
+        left.or_else(|_| Ok(leave(&self.things, &leaving)))
     }
 
     /// Does what may wait for the file system of an image on a thread, with the rights of whoever started the daemon.
@@ -488,23 +494,23 @@ fn lock_keeper(keeper: &Mutex<StateKeeper>) -> MutexGuard<'_, StateKeeper> {
     keeper.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Leaves a disk in order, once.
+/// Leaves a disk in order, once. It was called by these names when that began.
 fn leave(
     things: &Mutex<Things>,
-    keeper: &Mutex<Option<SharedKeeper>>,
+    leaving: &Mutex<Option<(SharedKeeper, Vec<StateName>)>>,
 ) -> (HelperAnswer, Option<OwnedFd>) {
-    let keeper = keeper.lock().unwrap_or_else(PoisonError::into_inner).take();
-    if let Some(keeper) = &keeper {
-        let keeper = lock_keeper(keeper);
-        keeper.leave();
-        let mut things = lock(things);
-        for name in keeper.names() {
-            let at = things.leaving.iter().position(|leaving| *leaving == name);
-            at.map(|at| things.leaving.swap_remove(at));
+    let taken = leaving.lock().unwrap_or_else(PoisonError::into_inner).take();
+    if let Some((keeper, names)) = taken {
+        survive("the helper", || lock_keeper(&keeper).leave());
+        let mut list = lock(things);
+        for name in names {
+            let at = list.leaving.iter().position(|leaving| *leaving == name);
+            at.map(|at| list.leaving.swap_remove(at));
         }
+        drop(list);
+        // Each descriptor that is closed here may be waited for.
+        drop(keeper);
     }
-    // Each descriptor that is closed here may be waited for.
-    drop(keeper);
     (HelperAnswer::Done, None)
 }
 

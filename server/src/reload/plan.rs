@@ -156,7 +156,7 @@ impl Changes {
             let in_the_way = later_claims.iter().any(|later| takes(later, &claim));
             let deletes = disk.is_ephemeral() && !moves;
             let list = if in_the_way { &mut replaced } else { &mut gone };
-            list.push(Removal { disk, deletes });
+            list.push(Removal { disk, deletes, for_good: !moves });
         }
         Parted { first, later, replaced, gone }
     }
@@ -166,7 +166,7 @@ impl Changes {
     /// # Errors
     /// What is in its way.
     pub(super) fn check(&self, disks: &Disks, parted: &Parted) -> anyhow::Result<()> {
-        for Removal { disk, deletes } in &parted.replaced {
+        for Removal { disk, deletes, .. } in &parted.replaced {
             let why = match *deletes {
                 true => "whose clone would be deleted (ephemeral), and could not come back",
                 false if lock(disk.words()).passed => {
@@ -247,6 +247,8 @@ pub(super) struct Removal {
     pub(super) disk: AnyDisk,
     /// Its clone goes with it.
     pub(super) deletes: bool,
+    /// No other disk has its image afterwards.
+    pub(super) for_good: bool,
 }
 
 /// Its image, as the file names it.

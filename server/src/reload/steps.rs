@@ -59,10 +59,10 @@ pub(super) fn carry_out(
     changes.stay.iter().for_each(adopt);
     // From here on there is no way back.
     let mut failed = Vec::new();
-    for Removal { disk, deletes } in parted.gone {
+    for Removal { disk, for_good, .. } in parted.gone {
         let image = disk.image();
         // What its front-end met at the end is no reason to have the others wait.
-        if let Err(error) = disks.take(disk, deletes) {
+        if let Err(error) = disks.take(disk, for_good) {
             failed.push(FailedOf { image, why: in_full(&error) });
         }
     }
@@ -123,11 +123,11 @@ fn replace(
     later: Vec<DiskSpec>,
     steps: &mut Vec<Step>,
 ) -> anyhow::Result<()> {
-    for Removal { disk, deletes } in replaced {
+    for Removal { disk, for_good, .. } in replaced {
         let (id, image) = (disk.id(), disk.image());
         let words = lock(disk.words()).words.clone();
         let gone = Gone { image: image.clone(), words, limits: disk.limits() };
-        let taken = disks.take(disk, deletes).context(image);
+        let taken = disks.take(disk, for_good).context(image);
         // It may have gone, and not in order; but whoever else removes it does not want it back.
         let is_others = taken.as_ref().is_err_and(|error| error.is::<BeingRemoved>());
         if !is_others && disks.all().iter().all(|other| other.id() != id) {

@@ -262,7 +262,7 @@ impl<'a, H: Host> Session<'a, H> {
                 Action::Connect => self.connect_or_close(seen.back, false)?,
                 Action::Adopt => self.connect_or_close(seen.back, true)?,
                 Action::Disconnect => {
-                    if let Err(refusal) = self.disconnect() {
+                    if let Err(refusal) = self.disconnect(xenbus::has_gone(seen.front)) {
                         if let Some(pass) = self.export.limits().ended.pass() {
                             let (disk, suppressed) = (self.export.disk().name(), pass.suppressed);
                             warn!(disk, suppressed, "disconnected: {refusal}");
@@ -404,7 +404,7 @@ impl<'a, H: Host> Session<'a, H> {
         let keys = FrontKeys::read(&mut self.store, &self.at.front, &self.at.back, &saying)?;
         self.make_queues(&keys, &saying, adopt)?;
         if let Err(refusal) = self.start_stopped() {
-            let _ = if adopt { self.leave() } else { self.disconnect() };
+            let _ = if adopt { self.leave() } else { self.disconnect(false) };
             return Err(refusal);
         }
         Ok(keys)

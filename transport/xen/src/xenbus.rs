@@ -100,6 +100,12 @@ pub(super) enum Action {
     Forget,
 }
 
+/// True if a front-end in this state uses its rings no more, so that their memory may be another's.
+#[must_use]
+pub(super) fn has_gone(front: State) -> bool {
+    matches!(front, State::Closed | State::Unknown | State::Initialising)
+}
+
 /// What to do next about a device whose rings are `connected`; `None`: wait for a change. To be asked
 /// again after each action, with what is seen then.
 #[must_use]
@@ -109,7 +115,7 @@ pub(super) fn next(seen: Seen, connected: bool) -> Option<Action> {
         return Some(if connected { Action::Disconnect } else { Action::Forget });
     }
     // Rings of a front-end that has ended must go first, whatever comes then.
-    let front_has_gone = matches!(seen.front, S::Closed | S::Unknown | S::Initialising);
+    let front_has_gone = has_gone(seen.front);
     let in_use = matches!(seen.back, S::Connected | S::Closing);
     if connected && (front_has_gone || !in_use) {
         return Some(Action::Disconnect);

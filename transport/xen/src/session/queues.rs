@@ -174,11 +174,11 @@ impl<H: Host> Session<'_, H> {
         stopped
     }
 
-    /// Lets the rings of a front-end go that has gone. What the disk does not finish in time is finished later, and told
-    /// to nobody.
-    pub(super) fn disconnect(&mut self) -> Result<(), Refusal> {
+    /// Lets the rings of a front-end go. What the disk does not finish in time is finished later. Nothing is written
+    /// to the memory of one that `has_gone`.
+    pub(super) fn disconnect(&mut self, has_gone: bool) -> Result<(), Refusal> {
         for (at, place) in self.queues.iter().enumerate() {
-            if let QueuePlace::Running(id) = place {
+            if let (QueuePlace::Running(id), true) = (place, has_gone) {
                 // A worker that has ended serves nothing any more.
                 let _ = self.export.worker(at).edit(*id, Queue::mute);
             }
