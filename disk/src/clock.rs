@@ -1,13 +1,13 @@
 //! The clock of a disk.
 
-use rustix::time::{ClockId, clock_gettime};
 #[cfg(feature = "manual-clock")]
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::Instant;
 
-/// Nanoseconds since the host was started, which every process counts alike. With the feature `manual-clock` a test can
-/// stop it.
+/// Nanoseconds since a disk was opened. With the feature `manual-clock` a test can stop it.
 #[derive(Debug)]
 pub(crate) struct Clock {
+    begun: Instant,
     /// The time a test has set; `u64::MAX` if none has.
     #[cfg(feature = "manual-clock")]
     set: AtomicU64,
@@ -16,6 +16,7 @@ pub(crate) struct Clock {
 impl Clock {
     pub(crate) fn start() -> Self {
         Self {
+            begun: Instant::now(),
             #[cfg(feature = "manual-clock")]
             set: AtomicU64::new(u64::MAX),
         }
@@ -26,9 +27,7 @@ impl Clock {
         if self.set.load(Relaxed) != u64::MAX {
             return self.set.load(Relaxed);
         }
-        let now = clock_gettime(ClockId::Boottime);
-        // Neither is negative.
-        (now.tv_sec as u64).saturating_mul(1_000_000_000).saturating_add(now.tv_nsec as u64)
+        u64::try_from(self.begun.elapsed().as_nanos()).unwrap_or(u64::MAX)
     }
 
     #[cfg(feature = "manual-clock")]

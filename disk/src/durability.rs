@@ -61,7 +61,6 @@ impl Disk {
                  may have told nobody else"
             );
         }
-        self.inherit_held(&state);
         let mut active = self.active();
         let _before = active.state.replace(state);
         if wants {
@@ -80,7 +79,6 @@ impl Disk {
     pub fn leave_state(&self) {
         let mut active = self.active();
         let left = (active.state.take(), active.journal.take());
-        left.0.iter().for_each(|state| self.hand_on_held(state));
         drop(active);
         // Who looks after it may have to ask others.
         drop(left);
@@ -188,8 +186,6 @@ impl Disk {
     pub fn ends(&self, guest_ends: bool) {
         self.keep_paused(false);
         if guest_ends {
-            self.holding.inherited_ns.store(0, SeqCst);
-            self.forget_left();
             self.keep(STATE_FLUSH_FAILED, false);
         }
     }

@@ -7,11 +7,8 @@
 
 use crate::disk::Disk;
 use crate::error_policy::{ErrorPolicy, OnError};
-use crate::holding::{
-    HeldRequests, INHERITED_NS, LeftRequest, RESUMABLE_MAX, RESUMABLE_NS, is_no_space,
-};
+use crate::holding::{HeldRequests, LeftRequest, RESUMABLE_MAX, RESUMABLE_NS, is_no_space};
 use crate::incidents::FailedOp;
-use crate::state::State;
 use ringway_core::file::FileShape;
 use ringway_core::{ByteRange, Op};
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
@@ -100,9 +97,9 @@ impl Disk {
     }
 
     /// A request is held: for the first time, or again after it was tried, when its error was
-    /// `before`. It failed first at `since_ns`.
+    /// `before`.
     #[cold]
-    pub(crate) fn hold(&self, op: Op, errno: i32, before: Option<i32>, since_ns: u64) {
+    pub(crate) fn hold(&self, op: Op, errno: i32, before: Option<i32>) {
         let holding = &self.holding;
         let latest = (FailedOp::of(op) as u64) << 32 | u64::from(errno.unsigned_abs());
         holding.latest.store(latest, SeqCst);
@@ -113,7 +110,6 @@ impl Disk {
         } else if holding.held.fetch_add(1, SeqCst) == 0 {
             holding.since_ns.store(self.now(), SeqCst);
             holding.spells.fetch_add(1, SeqCst);
-            self.keep_held_since(since_ns);
             self.incidents.ring();
         }
     }
@@ -131,22 +127,12 @@ impl Disk {
     /// A request is held no more: it is answered, after it was tried again or not.
     #[cold]
     pub(crate) fn release_held(&self, errno: i32, tried: bool) {
-        if self.release_one(errno, tried) {
-            self.holding.inherited_ns.store(0, SeqCst);
-            self.keep_held_since(0);
-        }
-    }
-
-    /// True if it was the last.
-    fn release_one(&self, errno: i32, tried: bool) -> bool {
         let holding = &self.holding;
         holding.trying.fetch_sub(u64::from(tried), SeqCst);
         holding.by_itself.fetch_sub(u64::from(is_no_space(errno)), SeqCst);
-        let last = holding.held.fetch_sub(1, SeqCst) == 1;
-        if last {
+        if holding.held.fetch_sub(1, SeqCst) == 1 {
             self.incidents.ring();
         }
-        last
     }
 
     /// As [`Disk::release_held`], and it was left to whoever serves the guest next: `since_ns` is when it failed first.
@@ -160,58 +146,17 @@ impl Disk {
             resumable.push(LeftRequest { op, range, since_ns, left_ns });
         }
         drop(resumable);
-        // Another process may be who serves the guest next.
-        self.release_one(errno, false);
+        self.release_held(errno, false);
     }
 
-    /// When a request failed first that another queue has left, or an earlier process, in the disk's time.
+    /// When a request failed first that another queue has left, in the disk's time.
     #[cold]
     pub(crate) fn held_since(&self, op: Op, range: ByteRange) -> Option<u64> {
         let now = self.now();
         let mut resumable = self.resumable();
         resumable.retain(|left| now.saturating_sub(left.left_ns) < RESUMABLE_NS);
-        match resumable.iter().position(|left| left.op == op && left.range == range) {
-            Some(at) => Some(resumable.swap_remove(at).since_ns),
-            None => self.inherited_since(now),
-        }
-    }
-
-    fn inherited_since(&self, now: u64) -> Option<u64> {
-        let since = self.holding.inherited_ns.load(SeqCst);
-        (since > 0 && now < self.holding.believed_ns.load(SeqCst)).then_some(since)
-    }
-
-    /// What an earlier process has held is held on, as long as it has been by now. Its page says nothing of that before
-    /// something is held here.
-    pub(crate) fn inherit_held(&self, state: &State) {
-        let (since, now) = (state.held_since().swap(0, SeqCst), self.now());
-        // Not of an earlier start of the host.
-        if since > 0 && since <= now {
-            self.holding.believed_ns.store(now.saturating_add(INHERITED_NS), SeqCst);
-            self.holding.inherited_ns.store(since, SeqCst);
-        }
-    }
-
-    /// The page goes to whoever serves the disk next: it says of requests that are held what is still true.
-    pub(crate) fn hand_on_held(&self, state: &State) {
-        let now = self.now();
-        let is_recent = |left: &LeftRequest| now.saturating_sub(left.left_ns) < RESUMABLE_NS;
-        let left =
-            self.resumable().iter().filter(|left| is_recent(left)).map(|left| left.since_ns).min();
-        let since = left.or_else(|| self.inherited_since(now));
-        state.held_since().store(since.unwrap_or(0), SeqCst);
-    }
-
-    /// The guest that they belong to has gone.
-    pub(crate) fn forget_left(&self) {
-        self.resumable().clear();
-        self.keep_held_since(0);
-    }
-
-    fn keep_held_since(&self, since_ns: u64) {
-        if let Some(state) = &self.active().state {
-            state.held_since().store(since_ns, SeqCst);
-        }
+        let at = resumable.iter().position(|left| left.op == op && left.range == range)?;
+        Some(resumable.swap_remove(at).since_ns)
     }
 
     fn resumable(&self) -> MutexGuard<'_, Vec<LeftRequest>> {
@@ -224,46 +169,12 @@ mod tests {
     use super::*;
     use crate::CustomDisk;
     use crate::choices::EngineKind;
-    use crate::state::STATE_BYTES;
     use crate::storage::Flush;
     use std::fs::File;
     use std::io::Write;
     use std::sync::Arc;
 
     const BYTES: u64 = 64 << 10;
-
-    /// Killed with held requests, ended in order with them, and ended with none.
-    #[test]
-    fn e59_another_process_goes_on_with_the_time_of_what_is_held() {
-        let page = tempfile::tempfile().unwrap();
-        page.set_len(STATE_BYTES).unwrap();
-        let open = || {
-            let disk = CustomDisk::new(BYTES).open(None).unwrap();
-            disk.keep_state(&page, Arc::new(())).unwrap();
-            disk
-        };
-        let (op, range) = (Op::Write, ByteRange::new(0, 512).unwrap());
-        let killed = open();
-        assert_eq!(killed.held_since(op, range), None);
-        let since = killed.now();
-        killed.hold(op, libc::EIO, None, since);
-        drop(killed);
-        let ended = open();
-        assert_eq!(ended.held_since(op, range), Some(since));
-        ended.hold(op, libc::EIO, None, since);
-        ended.leave_held(libc::EIO, (op, range), since);
-        ended.leave_state();
-        // Ends before its front-end has come back.
-        let early = open();
-        early.leave_state();
-        let last = open();
-        assert_eq!(last.held_since(op, range), Some(since));
-        last.hold(op, libc::EIO, None, since);
-        last.release_held(libc::EIO, false);
-        assert_eq!(last.held_since(op, range), None, "that is over");
-        drop(last);
-        assert_eq!(open().held_since(op, range), None);
-    }
 
     type Change = fn(&mut Disk);
 

@@ -28,9 +28,6 @@ pub(crate) struct Holding {
     pub(crate) spells: AtomicU64,
     /// Requests that were left in the record for whoever serves the guest next.
     pub(crate) left: AtomicU64,
-    /// Since when an earlier process held some, and until when that is believed; 0 if it held none.
-    pub(crate) inherited_ns: AtomicU64,
-    pub(crate) believed_ns: AtomicU64,
     /// Those of them that the next queue has not met yet: it goes on with the time for which they were held.
     pub(crate) resumable: Mutex<Vec<LeftRequest>>,
 }
@@ -48,9 +45,6 @@ pub(crate) struct LeftRequest {
 /// How long what is known of a request that was left is believed, in nanoseconds: a queue that starts again does so
 /// at once, and a later request of the same range is another one.
 pub(crate) const RESUMABLE_NS: u64 = 5_000_000_000;
-
-/// The same of those that an earlier process had: front-ends come back to another one, and take longer.
-pub(crate) const INHERITED_NS: u64 = 60_000_000_000;
 
 /// As many as are known at a time, at most: more than a disk has places for. Those beyond begin their time anew.
 pub(crate) const RESUMABLE_MAX: usize = 4096;

@@ -99,8 +99,8 @@ pub use ringway_image::ImageClient;
 pub use ringway_scheduler::{OnSwitch, Policy, SchedulerMode, SchedulerStats, SharedPolicy};
 pub use snapshot::{Beneath, NewTop, NoSnapshot, OverlayShape, WithoutJournal};
 pub use state::{
-    STATE_BYTES, STATE_EXPORT_AT, STATE_FILE_BYTES, STATE_FLUSH_FAILED, STATE_FLUSHING,
-    STATE_HELD_AT, STATE_KEPT, STATE_PAUSED,
+    STATE_BYTES, STATE_EXPORT_AT, STATE_FILE_BYTES, STATE_FLUSH_FAILED, STATE_FLUSHING, STATE_KEPT,
+    STATE_PAUSED,
 };
 pub use stats::DiskStats;
 pub use unmapped::Unmapped;

@@ -20,9 +20,6 @@ pub const STATE_BYTES: u64 = 4096;
 /// Bytes of the file of a disk: behind that there is a journal for a disk whose image has tables.
 pub const STATE_FILE_BYTES: u64 = STATE_BYTES + Journal::BYTES;
 
-/// Where it stands in the page since when requests are held, by the clock of the host; 0 if none is.
-pub const STATE_HELD_AT: usize = 8;
-
 /// Where it stands in the page of an export of an NBD server what of it is answered and durable: behind what
 /// belongs to whoever looks after the page.
 pub const STATE_EXPORT_AT: u64 = 256;
@@ -37,7 +34,7 @@ pub const STATE_KEPT: u64 = STATE_FLUSH_FAILED | STATE_PAUSED;
 /// counted them in the upper half of the word.)
 pub const STATE_FLUSHING: u64 = 1 << 32;
 
-/// The page of one disk: a word with the bits above, and one for [`STATE_HELD_AT`].
+/// The page of one disk: one word, with the bits above.
 pub(crate) struct State {
     mapping: Mapping,
     pub(crate) file: Arc<File>,
@@ -67,20 +64,11 @@ impl State {
     }
 
     pub(crate) fn word(&self) -> &AtomicU64 {
-        self.at(0)
-    }
-
-    /// As told by [`STATE_HELD_AT`].
-    pub(crate) fn held_since(&self) -> &AtomicU64 {
-        self.at(STATE_HELD_AT)
-    }
-
-    fn at(&self, offset: usize) -> &AtomicU64 {
-        // SAFETY: one of two words at the beginning of the mapping, which is aligned to a page, lives as long as `self`
-        // and is only touched atomically.
+        // SAFETY: the beginning of the mapping, aligned to a page, which lives as long as `self` and
+        // is only touched atomically.
         #[allow(clippy::cast_ptr_alignment)]
         unsafe {
-            AtomicU64::from_ptr(self.mapping.at(offset).cast())
+            AtomicU64::from_ptr(self.mapping.at(0).cast())
         }
     }
 }

@@ -12,8 +12,7 @@ use super::state_name::{ImageStat, Left, StateName};
 use anyhow::{Context, bail};
 use ringway_core::mem::Mapping;
 use ringway_disk::{
-    STATE_BYTES, STATE_EXPORT_AT, STATE_FILE_BYTES, STATE_FLUSH_FAILED, STATE_HELD_AT, STATE_KEPT,
-    STATE_PAUSED,
+    STATE_BYTES, STATE_EXPORT_AT, STATE_FILE_BYTES, STATE_FLUSH_FAILED, STATE_KEPT, STATE_PAUSED,
 };
 use ringway_image::{Journal, learn_boot};
 use ringway_nbd_client::Counts;
@@ -395,13 +394,12 @@ impl StateKeeper {
     pub(super) fn leave(&self) {
         self.ask_witnesses();
         let used = self.journal.is_used() || self.counts.as_ref().is_some_and(Counts::may_be_lost);
-        let held = self.word_at(STATE_HELD_AT).load(SeqCst);
         // An export has no lock: others may use it.
         let alone = || {
             let exclusive = FlockOperation::NonBlockingLockExclusive;
             self.counts.is_none() || flock(&*self.state, exclusive).is_ok()
         };
-        if self.word().load(SeqCst) == 0 && held == 0 && !used && alone() {
+        if self.word().load(SeqCst) == 0 && !used && alone() {
             for kept in &self.images {
                 let _ = unlinkat(self.folder.as_fd(), kept.name.to_string(), AtFlags::empty());
             }

@@ -58,7 +58,7 @@ impl SlowPath {
         if let Some(range) = slow.lock.take() {
             disk.locks.unlock(range);
         }
-        disk.hold(op, errno, before.map(|held| held.errno), since_ns);
+        disk.hold(op, errno, before.map(|held| held.errno));
         self.held.due_ns = self.held.due_ns.min(deadline);
         if held.by_itself() {
             if self.held.retry_ns <= now || self.held.retry_ns == NEVER {
