@@ -157,7 +157,11 @@ impl Image {
         journal: Option<&Arc<Journal>>,
     ) -> io::Result<Self> {
         let top = chain.first().cloned().ok_or(io::ErrorKind::Unsupported)?;
-        let layers = Layers::open(chain, bases, unit)?;
+        let mut layers = Layers::open(chain, bases, unit)?;
+        let writes = !usage.read_only && usage.barriers;
+        if writes && layers.top().l2_offsets().next().is_none() {
+            flush_snapshot(layers.base.as_ref().and_then(|base| base.chain.first()))?;
+        }
         Opened::new(top, layers, usage, journal)?.into_image()
     }
 
@@ -219,7 +223,6 @@ impl Opened {
             let end = whole_clusters(&mut layers, grows)?;
             whole_data_file(&mut layers)?;
             let kept = if layers.has_data_file() { autoclear::RAW_DATA } else { 0 };
-            let below = layers.base.as_ref().and_then(|base| base.chain.first().cloned());
             let tables = layers.top();
             let mark = tables.shape.autoclear & MARK_BITS;
             let left = journal.filter(|journal| journal.has_mark(mark));
@@ -230,9 +233,6 @@ impl Opened {
                 tables.shape.autoclear = kept;
             }
             let used: Vec<u64> = tables.l2_offsets().collect();
-            if usage.barriers && used.is_empty() {
-                flush_snapshot(below.as_ref())?;
-            }
             let (file, shape) = (tables.file.clone(), tables.shape);
             let mut refcounts = Refcounts::open(file, shape, end, grows, used.into_iter())?;
             refcounts.barriers = usage.barriers;
@@ -456,13 +456,13 @@ impl Image {
 }
 
 /// An image that holds nothing may have got its name when its daemon was killed, before that went on with it: what was
-/// answered last is in the image below then, and flushes make the top durable alone.
+/// answered last is in the image below then, and flushes make the top durable alone. A file system that is only read
+/// has nothing to make durable, and says EINVAL.
 fn flush_snapshot(below: Option<&Layer>) -> io::Result<()> {
-    match below {
-        Some(Layer { file, format: LayerFormat::Qcow2 { .. }, .. }) => {
-            sync_patiently(|| file.sync_data())
-        }
-        _ => Ok(()),
+    let Some(Layer { file, format: LayerFormat::Qcow2 { .. }, .. }) = below else { return Ok(()) };
+    match sync_patiently(|| file.sync_data()) {
+        Err(error) if matches!(error.raw_os_error(), Some(libc::EINVAL | libc::EROFS)) => Ok(()),
+        synced => synced,
     }
 }
 
