@@ -749,17 +749,22 @@ fn e66_a_disk_whose_flush_is_still_with_its_server_is_not_called_drained() {
         "pwrite=cat >/dev/null",
         "can_write=true",
     ];
-    let flush = ["can_flush=true", "flush=while [ ! -e go ]; do sleep 0.1; done"];
+    // A start flushes, too.
+    let go = path.join("go");
+    std::fs::write(&go, []).unwrap();
+    let waits = format!("flush=while [ ! -e {} ]; do sleep 0.1; done", go.display());
+    let flush = ["can_flush=true", &waits];
     let Some(_server) = nbdkit(path, &[&["eval"][..], &words, &flush].concat()) else { return };
     let daemon = serve(path, &["--control", "ctl"]);
     let mut device = connect(path, 1);
     let mut queue: BlkQueue<()> = device.queue().unwrap();
     assert!(crate::common::write(&device, &mut queue, 0, 7), "{}", daemon.log());
     drop((queue, device));
+    std::fs::remove_file(&go).unwrap();
     let removed = ctl(path, &["remove", "s", "--json"]);
     let said: serde_json::Value = serde_json::from_slice(&removed.stdout).unwrap();
     assert_eq!(said["drained"], false, "{said}: {}", daemon.log());
-    std::fs::write(path.join("go"), []).unwrap();
+    std::fs::write(&go, []).unwrap();
     daemon.stop();
 }
 

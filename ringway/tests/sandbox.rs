@@ -79,9 +79,10 @@ fn root() -> bool {
     root
 }
 
-/// How many filters a thread has.
+/// How many filters a thread has. The one that starts threads of engines moves no data.
 fn filters_of(name: &str) -> &'static str {
-    if name.starts_with("worker-") || name.starts_with("io-") { "3" } else { "2" }
+    let moves_data = name.starts_with("worker-") || name.starts_with("io-");
+    if moves_data && name != "io-start" { "3" } else { "2" }
 }
 
 /// All threads are there, each with its filters. A thread bears the name of the one that made it, and no
