@@ -445,6 +445,19 @@ fn b40_who_comes_while_storage_is_away_waits_for_what_overlaps_only() {
     assert_eq!(store.byte(0), 3, "the old write came last");
 }
 
+/// Storage goes on after a while; whether it has, and who does it.
+fn goes_on_soon(store: &StallingStore) -> (Arc<AtomicBool>, std::thread::JoinHandle<()>) {
+    let went_on = Arc::new(AtomicBool::new(false));
+    let (store, told) = (store.clone(), Arc::clone(&went_on));
+    let goes_on = std::thread::spawn(move || {
+        std::thread::sleep(Duration::from_millis(400));
+        told.store(true, SeqCst);
+        store.stall(None);
+        store.stall_reads(false);
+    });
+    (went_on, goes_on)
+}
+
 /// As when a front-end reconnects, or its machine was reset: it has the memory that the disk reads and writes for the
 /// old connection.
 #[test]
@@ -462,16 +475,7 @@ fn b39_nobody_goes_on_in_memory_that_storage_may_still_use() {
             assert!(guest.set_mem_table().unwrap());
             guest.reset_queue(0);
             assert!(guest.start_queue(0).unwrap());
-            let went_on = Arc::new(AtomicBool::new(false));
-            let goes_on = std::thread::spawn({
-                let (store, went_on) = (store.clone(), Arc::clone(&went_on));
-                move || {
-                    std::thread::sleep(Duration::from_millis(400));
-                    went_on.store(true, SeqCst);
-                    store.stall(None);
-                    store.stall_reads(false);
-                }
-            });
+            let (went_on, goes_on) = goes_on_soon(&store);
             if let Some(how) = stop {
                 ask_to_stop(&guest, how);
                 guest.client.receive().unwrap();
@@ -499,15 +503,7 @@ fn b55_what_an_iommu_takes_back_is_not_what_storage_may_still_use() {
     let mut guest = RawGuest::connect(rig.connect(), features);
     guest.memory = memory;
     assert!(guest.set_mem_table().unwrap());
-    let went_on = Arc::new(AtomicBool::new(false));
-    let goes_on = std::thread::spawn({
-        let (store, went_on) = (store.clone(), Arc::clone(&went_on));
-        move || {
-            std::thread::sleep(Duration::from_millis(400));
-            went_on.store(true, SeqCst);
-            store.stall_reads(false);
-        }
-    });
+    let (went_on, goes_on) = goes_on_soon(&store);
     // All of the guest's addresses, any permission, of the type that invalidates.
     let all = [words(&[0, u64::MAX, 0]), vec![0, 3, 0, 0, 0, 0, 0, 0]].concat();
     assert!(guest.client.acked(IOTLB_MSG, &all, &[]).unwrap());
