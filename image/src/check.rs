@@ -79,7 +79,7 @@ fn go<R: ReadAt + ?Sized>(
         steps = walk.steps;
         let window = walk.window;
         each(&window, findings)?;
-        let next = window.next.filter(|next| *next < clusters);
+        let next = window.next.filter(|next| *next <= clusters);
         start = next.map(|next| (next / 8 * 8).max(window.end()));
     }
     Ok(Ok(()))

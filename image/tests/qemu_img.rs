@@ -179,6 +179,36 @@ fn damage(image: &Path, random: &mut Rng) -> String {
     format!("{kind} at {at:#x}: {old:#x} is {new:#x}")
 }
 
+/// Compressed data of which an entry says that they begin where the file ends: nobody counts that cluster.
+#[test]
+fn b27_a_cluster_behind_the_end_of_the_file_is_compared_with_its_count() {
+    if !qemu() {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let image = dir.path().join("image.qcow2");
+    let name = image.to_str().unwrap();
+    let made = Command::new("qemu-img")
+        .args(["create", "-q", "-f", "qcow2", name, "1M"])
+        .status()
+        .unwrap();
+    assert!(made.success());
+    let file = File::options().read(true).write(true).open(&image).unwrap();
+    let (header, l2) = (Header::read(&file, 1 << 20).unwrap().unwrap(), 4 << 16);
+    // An L2 table that is counted, and its only entry.
+    file.set_len(5 << 16).unwrap();
+    file.write_all_at(&1_u16.to_be_bytes(), (2 << 16) + 4 * 2).unwrap();
+    file.write_all_at(&(1_u64 << 63 | l2).to_be_bytes(), header.l1_offset).unwrap();
+    for (behind, status) in [(0, 2), (1 << 16, 2)] {
+        file.write_all_at(&(1_u64 << 62 | ((5 << 16) + behind)).to_be_bytes(), l2).unwrap();
+        assert_eq!(theirs(&image).0.clamp(0, 2), status);
+        for range in [8, 64] {
+            let found = ours(&image, range).unwrap();
+            assert_eq!((found.errors, found.leaks), (1, 0), "{behind}, {range}: {found:?}");
+        }
+    }
+}
+
 #[test]
 fn b27_verdicts_on_damaged_images_are_those_of_qemu_img() {
     if !qemu() {

@@ -22,6 +22,8 @@ pub(super) struct Window {
     uses: Vec<u32>,
     /// What the image says; more than 32 bits say is as much as they can.
     stored: Vec<u32>,
+    /// The first cluster behind the file. It may be used: what was allocated last need not be written.
+    file_end: u64,
     /// The first cluster behind the range that is used, or that may be counted.
     pub(super) next: Option<u64>,
     counts: Counts,
@@ -29,7 +31,7 @@ pub(super) struct Window {
 }
 
 impl Window {
-    /// The range of at most `clusters` from `start` on that ends at `end`.
+    /// The range of at most `clusters` from `start` on, in a file of `file_end` clusters and the one behind it.
     ///
     /// # Errors
     /// What reading says.
@@ -38,13 +40,15 @@ impl Window {
         header: &Header,
         start: u64,
         clusters: usize,
-        end: u64,
+        file_end: u64,
     ) -> io::Result<Self> {
+        let end = file_end + 1;
         let clusters = usize::try_from(end.saturating_sub(start)).unwrap_or(clusters).min(clusters);
         let mut window = Self {
             start,
             uses: vec![0; clusters],
             stored: vec![0; clusters],
+            file_end,
             next: None,
             counts: Counts::new(header.refcount_order),
             cluster_bits: header.cluster_bits,
@@ -65,7 +69,7 @@ impl Window {
         header: &Header,
         end: u64,
     ) -> io::Result<()> {
-        let file_end = end << self.cluster_bits;
+        let file_end = self.file_end << self.cluster_bits;
         let mut chunk = vec![0; CHUNK];
         for_each_block(source, header, |block, entry| {
             let first = block * self.per_block();
@@ -135,11 +139,12 @@ impl Window {
         self.slot(at >> self.cluster_bits).map(|slot| self.uses[slot])
     }
 
-    /// Each cluster that is used or counted: its number, what the image says, how often it is used.
+    /// Each cluster that is used, or counted and in the file: its number, what the image says, how often it is used.
     pub(super) fn clusters(&self) -> impl Iterator<Item = (u64, u32, u32)> {
-        let both = self.stored.iter().zip(&self.uses).enumerate();
-        both.filter(|(_, (stored, uses))| **stored != 0 || **uses != 0)
-            .map(|(slot, (stored, uses))| (self.start + slot as u64, *stored, *uses))
+        let both = (self.start..).zip(self.stored.iter().copied().zip(self.uses.iter().copied()));
+        both.map(|(cluster, (stored, uses))| (cluster, stored, uses)).filter(
+            |(cluster, stored, uses)| *uses != 0 || *stored != 0 && *cluster < self.file_end,
+        )
     }
 }
 
