@@ -3,7 +3,7 @@
 use crate::state::State;
 use crate::unmapped::Unmapped;
 use ringway_core::sync_turn::SyncTurn;
-use ringway_image::{Bases, Image, Journal, Layer, Use};
+use ringway_image::{Bases, Image, Journal, Layer, LayerFormat, Use};
 use std::fs::File;
 use std::io;
 use std::sync::Arc;
@@ -33,6 +33,18 @@ impl Active {
     /// The journal, if it is to be used.
     pub(crate) fn journal_to_use(&self) -> Option<Arc<Journal>> {
         self.journal.clone().filter(|_| self.defers)
+    }
+
+    /// The file with the data of its image, if that is another one.
+    pub(crate) fn data_file(&self) -> Option<Arc<File>> {
+        let of_image = self.image.as_ref().and_then(|image| image.data_file());
+        let top = self.unmapped.as_ref().and_then(|unmapped| unmapped.layers.first());
+        match (of_image, top.map(|top| &top.format)) {
+            (Some((_, file)), _) | (_, Some(LayerFormat::Qcow2 { data: Some((file, _)), .. })) => {
+                Some(Arc::clone(file))
+            }
+            _ => None,
+        }
     }
 
     /// It is served from this image from now on.

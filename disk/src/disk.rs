@@ -240,6 +240,12 @@ impl Disk {
         Arc::clone(&self.active().file)
     }
 
+    /// The file with the data of its image, if that is another one.
+    #[must_use]
+    pub fn data_file(&self) -> Option<Arc<File>> {
+        self.active().data_file()
+    }
+
     /// True if guests may write less than what the file takes in one piece, so that writes must be
     /// kept apart from the read-modify-write of their neighbours.
     pub(crate) fn needs_locks(&self) -> bool {

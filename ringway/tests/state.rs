@@ -3,10 +3,12 @@
 
 use crate::common::{Daemon, finish, folder, kill_all, read, ringway, says, write};
 use ringway_driver::{BlkQueue, Device, Options};
-use ringway_testkit::{LoopDevice, Mounted};
+use ringway_testkit::{LoopDevice, Mounted, Need, skip};
+use std::fs::File;
 use std::io::Write;
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::path::Path;
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 const ARGS: [&str; 9] =
@@ -631,13 +633,14 @@ fn e33_what_is_kept_outlives_the_process_of_an_added_disk_of_another_user() {
     daemon.stop();
 }
 
-/// The host has really lost what was written (a device over a file system that is full), has told the
-/// daemon so, and would not tell anybody again. The daemon dies before it has noted that, or after: the
-/// flush is carried out once more by the next one, and fails.
+/// The host has really lost what was written (a device over a file system that is full, with the disk or with the data
+/// of a qcow2 image), has told the daemon so, and would not tell anybody again. The daemon dies before it has noted that,
+/// or after: the flush is carried out once more by the next one, and fails.
 #[cfg(any(feature = "kill-points", debug_assertions))]
 #[test]
 fn c04_what_the_host_lost_is_known_if_the_daemon_dies_before_it_notes_it() {
-    for point in ["flush-failing:1", "flush-failed:1"] {
+    let points = ["flush-failing:1", "flush-failed:1"];
+    for (point, apart) in points.into_iter().flat_map(|point| [(point, false), (point, true)]) {
         let dir = folder();
         let dir = dir.path();
         let small = match Mounted::in_memory(dir.join("small"), 64 << 10) {
@@ -650,6 +653,16 @@ fn c04_what_the_host_lost_is_known_if_the_daemon_dies_before_it_notes_it() {
         };
         let mut args = ARGS.to_vec();
         args[0] = disk.path().to_str().unwrap();
+        if apart {
+            let options = format!("data_file={},data_file_raw=on", args[0]);
+            let create = ["create", "-q", "-f", "qcow2", "-o", &options, "top.qcow2", "1M"];
+            match Command::new("qemu-img").args(create).current_dir(dir).status() {
+                Ok(status) => assert!(status.success()),
+                Err(_) => return skip(Need::Qemu, "qemu-img".to_owned()),
+            }
+            args[0] = "top.qcow2";
+            args.extend(["--format", "qcow2", "--backing-root", "/"]);
+        }
         let mut command = ringway();
         command.arg("serve").args(&args).current_dir(dir);
         command.env(ringway_core::kill_points::VARIABLE, point);

@@ -332,6 +332,12 @@ pub(super) struct HelpersState {
 }
 
 impl HelpersState {
+    /// The data of its image are in this file.
+    pub(super) fn watch(&self, data: &File) -> anyhow::Result<()> {
+        let request = HelperRequest::StateWatches { number: self.number };
+        self.helper.ask_beside(&request, Some(data.as_fd())).map(drop)
+    }
+
     /// The disk is about to be served from this image.
     pub(super) fn follow(&self, image: &File) -> anyhow::Result<()> {
         let request = HelperRequest::StateFollows { number: self.number };

@@ -34,6 +34,8 @@ pub(super) enum HelperRequest {
     State { cached: bool },
     /// The same for an export that the daemon has.
     StateOfExport { name: Name },
+    /// The data of its image are in the file that comes with this.
+    StateWatches { number: u64 },
     /// The daemon leaves the image in order, and still has its lock: look after it no more.
     Stateless { number: u64 },
     /// The disk is about to be served from the image that comes with this.

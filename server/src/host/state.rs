@@ -190,8 +190,11 @@ struct Kept {
     name: StateName,
     /// The daemon's own open file, with its lock: nobody else is served before this is dropped.
     _image: Option<File>,
-    /// The same image, opened by itself: the host tells it of lost data on its own account.
-    witness: Option<File>,
+    /// The same image, and the file with its data if that is another one, opened by themselves: the host tells each of
+    /// lost data on its own account.
+    witnesses: Vec<File>,
+    /// There is one for each file that is written.
+    all_seen: bool,
     /// Where the name could be that of another image.
     stat: Option<ImageStat>,
 }
@@ -200,23 +203,33 @@ impl Kept {
     /// For a process that has nobody beside it.
     fn here(image: &File) -> anyhow::Result<Self> {
         let name = StateName::of(image)?;
-        Ok(Self { name, _image: None, witness: None, stat: ImageStat::at(image, name) })
+        let (witnesses, stat) = (Vec::new(), ImageStat::at(image, name));
+        Ok(Self { name, _image: None, witnesses, all_seen: false, stat })
     }
 
     fn beside(image: File, cached: bool) -> anyhow::Result<Self> {
         let name = StateName::of(&image)?;
-        // The image itself, whatever has its name by now.
-        let path = format!("/proc/self/fd/{}", image.as_raw_fd());
-        let flags = OFlags::RDONLY | OFlags::CLOEXEC;
-        let open = || openat(CWD, path, flags, Mode::empty()).map(File::from);
-        let witness = cached.then(open).transpose().unwrap_or_else(|error| {
-            tracing::warn!(
-                "a flush that fails while its daemon is killed may go unnoticed: {error}"
-            );
-            None
-        });
-        let stat = ImageStat::at(&image, name);
-        Ok(Self { name, _image: Some(image), witness, stat })
+        let (witnesses, stat) = (Vec::new(), ImageStat::at(&image, name));
+        let mut kept = Self { name, _image: None, witnesses, all_seen: cached, stat };
+        if cached {
+            kept.watch(&image);
+        }
+        kept._image = Some(image);
+        Ok(kept)
+    }
+
+    fn watch(&mut self, file: &File) {
+        // The file itself, whatever has its name by now.
+        let path = format!("/proc/self/fd/{}", file.as_raw_fd());
+        match openat(CWD, path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()) {
+            Ok(witness) => self.witnesses.push(witness.into()),
+            Err(error) => {
+                self.all_seen = false;
+                tracing::warn!(
+                    "a flush that fails while its daemon is killed may go unnoticed: {error}"
+                );
+            }
+        }
     }
 }
 
@@ -257,7 +270,9 @@ impl StateKeeper {
                 Err(error) => Err(error)?,
             }
         };
-        Self::of_file(dir, state, Kept { name, _image: None, witness: None, stat: None }, None)
+        let (witnesses, all_seen) = (Vec::new(), false);
+        let kept = Kept { name, _image: None, witnesses, all_seen, stat: None };
+        Self::of_file(dir, state, kept, None)
     }
 
     fn new(dir: &StateDir, kept: Kept, beside: Option<bool>) -> anyhow::Result<Self> {
@@ -343,6 +358,13 @@ impl StateKeeper {
         }
     }
 
+    /// The data of its image are in this file.
+    pub(super) fn watch(&mut self, data: &File) {
+        if let (Some(true), Some(kept)) = (self.beside, self.images.last_mut()) {
+            kept.watch(data);
+        }
+    }
+
     pub(super) fn file(&self) -> &File {
         &self.state
     }
@@ -370,7 +392,7 @@ impl StateKeeper {
     /// The daemon is dead: asks the host what that was told last, and keeps it. Then its lock goes.
     pub(super) fn bear_witness(&self) {
         self.ask_witnesses();
-        if self.images.iter().all(|kept| kept.witness.is_some()) {
+        if self.images.iter().all(|kept| kept.all_seen) {
             // Of flushes that were under way the outcome is known.
             self.word().fetch_and(STATE_KEPT, SeqCst);
         }
@@ -379,8 +401,8 @@ impl StateKeeper {
 
     /// Keeps that the host has lost data, if it says so: it may have told nobody else.
     fn ask_witnesses(&self) {
-        for Kept { name, witness, .. } in &self.images {
-            if let Some(Err(error)) = witness.as_ref().map(lost_data) {
+        for Kept { name, witnesses, .. } in &self.images {
+            for error in witnesses.iter().filter_map(|witness| lost_data(witness).err()) {
                 tracing::error!("{name}: written data was lost when its daemon ended: {error}");
                 self.word().fetch_or(STATE_FLUSH_FAILED, SeqCst);
                 // What its entries lead to may be lost, and what the image held before is not.
@@ -628,7 +650,8 @@ mod tests {
         }
     }
 
-    /// A device on a file system that is full: written data is lost, and whoever syncs first hears it.
+    /// A device on a file system that is full: written data is lost, and whoever syncs first hears it. The image is there,
+    /// or the file with its data.
     #[test]
     fn c04_what_a_dying_daemon_was_told_its_helper_hears_too() {
         let folder = tempfile::tempdir().unwrap();
@@ -636,14 +659,19 @@ mod tests {
             Ok(small) => small,
             Err(lack) => return lack.skip(),
         };
-        for flushing in [0, 2] {
+        let other = File::create_new(folder.path().join("image")).unwrap();
+        for (flushing, apart) in [(0, false), (2, false), (2, true)] {
             let device = match LoopDevice::new(small.path(), 1 << 20, 512) {
                 Ok(device) => device,
                 Err(lack) => return lack.skip(),
             };
             let open = || File::options().read(true).write(true).open(device.path()).unwrap();
             let (daemons, state) = (open(), dir(&folder.path().join("state")));
-            let keeper = StateKeeper::beside(&state, daemons.try_clone().unwrap(), true).unwrap();
+            let image = if apart { &other } else { &daemons };
+            let mut keeper = StateKeeper::beside(&state, image.try_clone().unwrap(), true).unwrap();
+            if apart {
+                keeper.watch(&daemons);
+            }
             daemons.write_all_at(&vec![1; 1 << 20], 0).unwrap();
             keeper.word().fetch_add(flushing * STATE_FLUSHING, SeqCst);
             assert!(daemons.sync_data().is_err(), "there is room for it");

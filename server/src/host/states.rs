@@ -75,6 +75,9 @@ impl States {
                 None => {
                     let cached = disk.cache() != CacheMode::None;
                     let (file, keeper) = helper.state(&disk.file(), cached)?;
+                    if let Some(data) = disk.data_file() {
+                        keeper.watch(&data)?;
+                    }
                     disk.keep_state(&file, Arc::new(keeper))?;
                     disk.defer_entries();
                 }

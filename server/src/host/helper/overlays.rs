@@ -21,6 +21,7 @@ impl Helper {
     /// What is asked for in a snapshot.
     pub(super) fn handle_overlay(&self, request: HelperRequest, fd: Option<OwnedFd>) -> Answered {
         match request {
+            HelperRequest::StateWatches { number } => self.state_watches(number, fd),
             HelperRequest::StateFollows { number } => self.state_follows(number, fd),
             HelperRequest::StateSettled { number, follows } => self.state_settled(number, follows),
             HelperRequest::Overlay(wanted) => self.overlay(*wanted, fd),
@@ -106,6 +107,14 @@ impl Helper {
         }
         let overlays = std::mem::take(&mut lock(&self.things).overlays);
         overlays.into_values().for_each(NewOverlay::keep);
+    }
+
+    fn state_watches(&self, number: u64, data: Option<OwnedFd>) -> Answered {
+        let (data, keeper) = (written(data)?, self.keeper(number)?);
+        self.beside(move |_| {
+            lock_keeper(&keeper).watch(&data);
+            Ok((HelperAnswer::Done, None))
+        })
     }
 
     fn state_follows(&self, number: u64, image: Option<OwnedFd>) -> Answered {

@@ -170,6 +170,9 @@ fn e38_states_and_files_are_those_of_this_daemon() {
     let none = || HelperRequest::StateFollows { number: 9 };
     rig.refuses(none(), Some(rig.fd("read", OFlags::RDWR)), "no such state");
     rig.refuses(none(), Some(rig.fd("read", OFlags::RDONLY)), "open for writing");
+    let watches = || HelperRequest::StateWatches { number: 9 };
+    rig.refuses(watches(), Some(rig.fd("read", OFlags::RDWR)), "no such state");
+    rig.refuses(watches(), Some(rig.fd("read", OFlags::RDONLY)), "open for writing");
     rig.refuses(HelperRequest::StateSettled { number: 9, follows: true }, None, "no such state");
     rig.refuses(HelperRequest::Stateless { number: 9 }, None, "no such state");
     rig.refuses(HelperRequest::NameOverlay { number: 9 }, None, "no image 9");
