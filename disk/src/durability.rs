@@ -6,7 +6,7 @@ use crate::disk::Disk;
 use crate::state::{
     STATE_BYTES, STATE_FLUSH_FAILED, STATE_FLUSHING, STATE_KEPT, STATE_PAUSED, State,
 };
-use crate::storage::KeptBy;
+use crate::storage::Flush;
 use ringway_core::file::FileShape;
 use ringway_core::kill_point;
 use ringway_core::mem::MappingError;
@@ -193,8 +193,7 @@ impl Disk {
     /// True if a pause outlives this process, or need not: nothing is written, or no data is left.
     #[must_use]
     pub fn can_keep_pause(&self) -> bool {
-        let has_data = self.nature.kept_by != KeptBy::Nothing;
-        let needs = has_data && !self.geometry.read_only;
+        let needs = self.nature.flush != Flush::Nobody && !self.geometry.read_only;
         !needs || self.active().state.as_ref().is_some_and(State::is_found)
     }
 

@@ -3,7 +3,9 @@
 use crate::bench::{Ask, Bench, Memory, Place, Surface, engine};
 use ringway_aio::{Fault, Faulty, Io, IoOp};
 use ringway_core::{Op, Status};
-use ringway_disk::{Disk, STATE_BYTES, STATE_FLUSH_FAILED, STATE_FLUSHING};
+use ringway_disk::{
+    CustomDisk, Disk, OpenOptions, STATE_BYTES, STATE_FLUSH_FAILED, STATE_FLUSHING, Source,
+};
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
@@ -178,4 +180,16 @@ fn c15_a_pause_is_kept_and_is_no_failed_flush() {
     assert!(!disk.was_paused());
     disk.keep_paused(false);
     assert_eq!(page.word(), STATE_FLUSH_FAILED);
+}
+
+/// A successor would find it running.
+#[test]
+fn c97_a_disk_of_which_nothing_is_kept_keeps_no_pause() {
+    let null = OpenOptions::new(Source::Null { bytes: CAPACITY, latency_us: 0 });
+    assert!(ringway_disk::open(&null).unwrap().can_keep_pause(), "there is nothing to copy");
+    let custom = CustomDisk::new(CAPACITY).open(None).unwrap();
+    assert!(!custom.can_keep_pause(), "as is an image of a Ceph cluster");
+    custom.keep_state(&Page::new().0, Arc::new(())).unwrap();
+    custom.keep_paused(true);
+    assert!(custom.was_paused());
 }

@@ -17,6 +17,7 @@ use ringway_control::request::{
     Snapshot, StatsRequest,
 };
 use ringway_control::size::Size;
+use ringway_disk::storage::KeptBy;
 use ringway_export::{ChangeError, Offered};
 use ringway_terminal::reasons::in_full;
 use serde::{Deserialize, Serialize};
@@ -371,8 +372,17 @@ fn pause(disks: &Disks, One { disk }: One) -> Outcome {
     let served = find_here(disks, &disk)?;
     let disk_here = served.export.disk();
     if !disk_here.can_keep_pause() {
-        let why = "a pause would not outlive this daemon, so it is not paused: the file in the state folder that \
-                   would keep it is missing. Start the daemon anew, with a folder that stays (--state-dir)";
+        let why = match disk_here.nature().kept_by {
+            KeptBy::Nothing => {
+                "a pause would not outlive this daemon, so it is not paused: of an image of a Ceph cluster nothing is \
+                 kept in the state folder. `ringway ctl drain` makes all writes durable; a snapshot is taken in the \
+                 cluster"
+            }
+            _ => {
+                "a pause would not outlive this daemon, so it is not paused: the file in the state folder that would \
+                 keep it is missing. Start the daemon anew, with a folder that stays (--state-dir)"
+            }
+        };
         return Err(Problem::new(ProblemKind::Failed, format!("{}: {why}", disk_here.name())));
     }
     change(disks, One { disk }, |disk| disk.pause())
