@@ -22,6 +22,7 @@ use std::any::Any;
 use std::fmt::Debug;
 use std::fs::File;
 use std::io;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -97,9 +98,10 @@ pub trait Driver: Sync {
     /// What the table calls it.
     fn kind(&self) -> &'static str;
 
-    /// What a disk of this kind is, by a name that people give it; `None` if the name is of another kind.
-    fn identity(&self, name: &str) -> Option<String> {
-        let _ = name;
+    /// What a disk of this kind is, by a name that people give it; `None` if the name is of another kind. `locate` says
+    /// where a path leads.
+    fn identity(&self, name: &str, locate: &dyn Fn(&Path) -> PathBuf) -> Option<String> {
+        let _ = (name, locate);
         None
     }
 

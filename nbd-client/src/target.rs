@@ -172,12 +172,14 @@ impl Target {
     }
 
     /// What the export is, however it was said: the same word for all names that lead to one disk without a server being
-    /// asked. TLS is a way to it.
+    /// asked. `locate` says where the path of a socket leads. TLS is a way to it.
     #[must_use]
-    pub fn identity(&self) -> String {
+    pub fn identity(&self, locate: impl FnOnce(&Path) -> PathBuf) -> String {
         let server = match &self.address {
             Address::Unix(path) => {
-                format!("unix:{}", path.components().collect::<PathBuf>().display())
+                let path = locate(path).components().collect::<PathBuf>();
+                // Else its end could be taken for the beginning of an export: no path has two of them.
+                format!("unix:{}", path.display()).replace("/:", "//:")
             }
             Address::Tcp { host, port } => {
                 let host = host.to_ascii_lowercase();
@@ -192,7 +194,6 @@ impl Target {
                 }
             }
         };
-        // An address has no slash at its end.
         format!("nbd:{server}/:{}", self.export)
     }
 
@@ -497,20 +498,36 @@ mod tests {
             &[
                 "nbd:unix:/run/x.sock:d",
                 "nbd:unix:/run//./x.sock:exportname=d",
+                "nbd:unix:/var/run/x.sock:d",
                 "nbd+unix:///d?socket=/run/x%2esock",
                 "nbds+unix:///d?socket=/run/x.sock&tls-certificates=/pki",
             ],
         ];
-        let identity = |word: &&str| word.parse::<Target>().unwrap().identity();
+        let identity = |word: &&str| {
+            let locate = |path: &Path| match path.strip_prefix("/var/run") {
+                Ok(within) => Path::new("/run").join(within),
+                Err(_) => path.into(),
+            };
+            word.parse::<Target>().unwrap().identity(locate)
+        };
         let all: Vec<Vec<String>> =
             same.iter().map(|words| words.iter().map(identity).collect()).collect();
         for (nth, one) in all.iter().enumerate() {
             assert!(one.iter().all(|is| *is == one[0]), "{one:?}");
             assert!(all[..nth].iter().all(|other| other[0] != one[0]), "{one:?}");
         }
-        let others = ["nbd:unix:/x:a:b", "nbd:unix:/x:a", "nbd:unix:/x", "nbd://h/D", "nbd://h/d"];
-        let others: std::collections::HashSet<_> = others.iter().map(identity).collect();
-        assert_eq!(others.len(), 5, "{others:?}");
+        let others = [
+            "nbd:unix:/x:a:b",
+            "nbd:unix:/x:a",
+            "nbd:unix:/x",
+            "nbd://h/D",
+            "nbd://h/d",
+            "nbd+unix:///b?socket=/x/%3Aa",
+            "nbd+unix:///a/%3Ab?socket=/x",
+            "nbd+unix:///%3Aa/%3Ab?socket=/x",
+        ];
+        let found: std::collections::HashSet<_> = others.iter().map(identity).collect();
+        assert_eq!(found.len(), others.len(), "{found:?}");
     }
 
     #[test]

@@ -3,7 +3,6 @@
 use super::{DiskSpec, NbdAddress, NbdPlace, Place};
 use ringway_core::file::NO_PATH;
 use ringway_disk::Source;
-use ringway_nbd_client::Address;
 use rustix::fs::{AtFlags, FileType, StatxFlags, statx};
 use serde::{Deserialize, Serialize};
 use std::fs::{File, Metadata};
@@ -63,16 +62,13 @@ impl DiskSpec {
         let image = match &self.source {
             Source::Path(path) => Some((path.clone(), locate(path).identity)),
             Source::Nbd(target) => {
-                let mut found = target.clone();
-                if let Address::Unix(path) = &mut found.address {
-                    *path = locate(path).real;
-                }
-                Some((target.to_string().into(), FileIdentity::Path(found.identity().into())))
+                let identity = target.identity(|path| locate(path).real);
+                Some((target.to_string().into(), FileIdentity::Path(identity.into())))
             }
             // One cluster after the other may have an image of such a name: who has its lock decides.
             Source::Rbd { target, access } => {
-                let conf = access.conf.as_deref().unwrap_or(Path::new("")).display();
-                let image = format!("{target} {conf}");
+                let conf = access.conf.as_deref().map(|conf| locate(conf).real).unwrap_or_default();
+                let image = format!("{target} {}", conf.display());
                 Some((target.to_string().into(), FileIdentity::Path(image.into())))
             }
             Source::Null { .. } | Source::Sim { .. } => None,

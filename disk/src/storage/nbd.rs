@@ -9,6 +9,7 @@ use ringway_nbd_client::{Connected, Counts, Negotiated, Remote, Target};
 use std::any::Any;
 use std::fs::File;
 use std::io;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -82,8 +83,8 @@ impl Driver for Exports {
         "nbd"
     }
 
-    fn identity(&self, name: &str) -> Option<String> {
-        name.parse::<Target>().ok().map(|target| target.identity())
+    fn identity(&self, name: &str, locate: &dyn Fn(&Path) -> PathBuf) -> Option<String> {
+        name.parse::<Target>().ok().map(|target| target.identity(locate))
     }
 
     fn adopt(&self, parcel: Parcel, name: &str, file: &Arc<File>) -> Option<Arc<dyn Storage>> {

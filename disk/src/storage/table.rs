@@ -5,6 +5,7 @@ use super::nbd::Exports;
 use super::nvme::Namespaces;
 use super::{Driver, Parcel, Storage};
 use std::fs::File;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 /// The table.
@@ -22,9 +23,11 @@ pub enum NotAdopted {
 }
 
 /// What a disk is that people call so: the same for all names that lead to one disk without a server being asked.
+/// `locate` says where a path leads.
 #[must_use]
-pub fn identity_of(name: &str) -> String {
-    DRIVERS.iter().find_map(|driver| driver.identity(name)).unwrap_or_else(|| name.to_owned())
+pub fn identity_of(name: &str, locate: &dyn Fn(&Path) -> PathBuf) -> String {
+    let identity = DRIVERS.iter().find_map(|driver| driver.identity(name, locate));
+    identity.unwrap_or_else(|| name.to_owned())
 }
 
 /// Takes over what another process has opened. `name` and `file` are those of the disk.

@@ -535,6 +535,11 @@ mod tests {
         // However it is spelled.
         let keeper = of("nbd+unix:///?socket=/./n.sock");
         assert_eq!((files(), written(&keeper)), (1, 3));
+        drop(keeper);
+        let run = folder.path().join("run");
+        symlink("/", &run).unwrap();
+        let keeper = of(&format!("nbd:unix:{}/n.sock", run.display()));
+        assert_eq!((files(), written(&keeper)), (1, 3));
         // A successor uses it already.
         let successor = of("nbd:unix:/n.sock");
         keeper.word_at(at + 8).store(3, SeqCst);

@@ -6,11 +6,13 @@
 //! tell none (NFS and FUSE before they could, ext4 with small inodes). There a new image may have the name
 //! of one that was deleted, and is told from it by how that one was left.
 
+use ringway_control::config::Location;
 use ringway_disk::storage;
 use rustix::fs::{AtFlags, CWD, Mode, OFlags, StatxFlags, openat, statx};
 use std::fs::File;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::path::Path;
 
 /// Numbers only, so that it can name nothing else.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -70,7 +72,8 @@ impl StateName {
 
 /// What an export is, by the name that its user gives it.
 pub(super) fn identity(name: &[u8]) -> String {
-    storage::identity_of(&String::from_utf8_lossy(name))
+    let locate = |path: &Path| Location::of(path).real().to_owned();
+    storage::identity_of(&String::from_utf8_lossy(name), &locate)
 }
 
 /// FNV-1a: the same in every release. Who names exports is who names images, so nobody is kept from naming two of
