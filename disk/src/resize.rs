@@ -140,7 +140,15 @@ impl Disk {
     pub fn set_file_bytes(&self, bytes: u64) -> Result<(), ResizeError> {
         if let Some(image) = self.image() {
             let host = |source| ResizeError::Host { what: "make its image larger", source };
-            return image.grow(bytes).map_err(host);
+            image.grow(bytes).map_err(host)?;
+            if self.was_paused() {
+                // Whoever copies it now is not to find that something of it is elsewhere.
+                let left = self.leave_journal();
+                left.unwrap_or_else(|error| {
+                    tracing::warn!(disk = self.name(), "its journal: {error}")
+                });
+            }
+            return Ok(());
         }
         if self.has_forgotten_image() {
             let source = io::Error::other("its tables are not known at present: ask again");

@@ -253,6 +253,8 @@ fn c38_a_paused_image_has_all_of_it() {
         assert!(marked("top.qcow2"), "it has no journal");
         ctl(dir, &["pause", "0"]);
         assert!(!marked("top.qcow2"));
+        ctl(dir, &["resize", "0", &format!("{}M", 64 + round)]);
+        assert!(!marked("top.qcow2"), "a copy would be refused");
         std::fs::copy(dir.join("top.qcow2"), dir.join("copy.qcow2")).unwrap();
         ctl(dir, &["resume", "0"]);
         qemu(dir, "qemu-img", &["convert", "-O", "raw", "copy.qcow2", "copy.raw"], &[0]);
