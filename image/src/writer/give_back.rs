@@ -20,9 +20,12 @@ impl Writer {
     /// # Errors
     /// What the host says; some of it leaks then.
     pub(crate) fn close(&mut self, map: &mut Map) -> io::Result<()> {
+        // The journal says which they are: without it a kill would lose them.
+        let freed = std::mem::take(&mut self.freed);
+        let released = self.release(map, freed);
         let left = self.leave_journal(map);
         let mut unused = std::mem::take(&mut self.freed);
         unused.extend(std::mem::take(&mut self.reserve));
-        left.and(self.release(map, unused))
+        left.and(released).and(self.release(map, unused))
     }
 }
