@@ -334,7 +334,7 @@ impl Image {
             Thread::Waits(work) => return Ok(act(work)),
             Thread::Runs(handle) if handle.is_finished() => return Err(ended()),
             Thread::Runs(handle) => handle,
-            Thread::Over => return Err(io::Error::other("its thread could not be started")),
+            Thread::Over => return Err(ended()),
         };
         let (reply, answer) = sync_channel(1);
         let mailbox = Arc::clone(&self.mailbox);
@@ -438,21 +438,39 @@ impl Image {
     pub fn client(&self, depth: u16) -> io::Result<ImageClient> {
         let mut thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner);
         *thread = match std::mem::replace(&mut *thread, Thread::Over) {
-            Thread::Waits(work) => {
-                let mailbox = Arc::clone(&self.mailbox);
-                let named = Builder::new().name("image".into());
-                Thread::Runs(named.spawn(move || work.run(&mailbox))?)
-            }
+            Thread::Waits(work) => match start(work, &self.mailbox) {
+                Ok(handle) => Thread::Runs(handle),
+                Err((error, work)) => {
+                    // It may be started for the next queue.
+                    *thread = work.map_or(Thread::Over, Thread::Waits);
+                    return Err(error);
+                }
+            },
             other => other,
         };
-        let Thread::Runs(handle) = &*thread else {
-            return Err(io::Error::other("its thread could not be started"));
-        };
+        let Thread::Runs(handle) = &*thread else { return Err(ended()) };
         let (client, far) = line(depth, handle.thread().clone())?;
         self.mailbox.admit(far);
         handle.thread().unpark();
         Ok(client)
     }
+}
+
+/// Starts the thread of an image. If the host has none, its work is there still.
+#[allow(clippy::type_complexity, reason = "what it takes, or that again with the reason")]
+fn start(
+    work: Box<Work>,
+    mailbox: &Arc<Mailbox>,
+) -> Result<JoinHandle<()>, (io::Error, Option<Box<Work>>)> {
+    let taken = Arc::new(Mutex::new(Some(work)));
+    let take = |taken: &Mutex<Option<Box<Work>>>| {
+        taken.lock().unwrap_or_else(PoisonError::into_inner).take()
+    };
+    let (its, mailbox) = (Arc::clone(&taken), Arc::clone(mailbox));
+    let spawned = Builder::new().name("image".into()).spawn(move || {
+        take(&its).into_iter().for_each(|work| work.run(&mailbox));
+    });
+    spawned.map_err(|error| (error, take(&taken)))
 }
 
 /// An image that holds nothing may have got its name when its daemon was killed, before that went on with it: what was

@@ -4,6 +4,7 @@
 //! The symbols below are those of the C library; the linker prefers ours. Each makes its system call,
 //! and notes it if somebody records that file. One at a time, so that the order is the order.
 
+use std::cell::Cell;
 use std::fs::File;
 use std::ops::Range;
 use std::os::fd::AsRawFd;
@@ -65,24 +66,28 @@ impl Drop for Fault {
     }
 }
 
-/// The next syncs of these files fail with EIO, once each, as the host tells what it has lost.
-static SYNC_FAULTS: Mutex<Vec<Key>> = Mutex::new(Vec::new());
+/// The next syncs of these files fail, once each, as the host tells what it has lost.
+static SYNC_FAULTS: Mutex<Vec<(Key, i32)>> = Mutex::new(Vec::new());
 
 pub(crate) fn fail_next_sync(file: &File) {
-    SYNC_FAULTS.lock().unwrap().push(key(file));
+    fail_next_sync_with(file, libc::EIO);
 }
 
-/// True if a sync is to fail, which the next one is not.
-fn sync_fails(fd: i32) -> bool {
+pub(crate) fn fail_next_sync_with(file: &File, errno: i32) {
+    SYNC_FAULTS.lock().unwrap().push((key(file), errno));
+}
+
+/// With what a sync is to fail, which the next one is not.
+fn sync_fails(fd: i32) -> Option<i32> {
     let mut faults = SYNC_FAULTS.lock().unwrap_or_else(PoisonError::into_inner);
     // SAFETY: stat is a plain C struct for which zeroes are valid, and ours.
     let mut stat: libc::stat = unsafe { std::mem::zeroed() };
     // SAFETY: as above.
     if faults.is_empty() || unsafe { libc::fstat(fd, &raw mut stat) } != 0 {
-        return false;
+        return None;
     }
-    let its = faults.iter().position(|key| *key == (stat.st_dev, stat.st_ino));
-    its.map(|at| faults.remove(at)).is_some()
+    let its = faults.iter().position(|(key, _)| *key == (stat.st_dev, stat.st_ino));
+    its.map(|at| faults.remove(at).1)
 }
 
 /// How calls fail.
@@ -527,13 +532,46 @@ unsafe extern "C" fn ftruncate64(fd: i32, len: i64) -> i32 {
     noted(fd, call, |_| Event::Size(len as u64)) as i32
 }
 
+thread_local! {
+    /// The host has no thread for the next one that this thread starts.
+    pub(crate) static NO_THREAD: Cell<bool> = const { Cell::new(false) };
+}
+
+type Start = extern "C" fn(*mut libc::c_void) -> *mut libc::c_void;
+type Create = unsafe extern "C" fn(
+    *mut libc::pthread_t,
+    *const libc::pthread_attr_t,
+    Start,
+    *mut libc::c_void,
+) -> i32;
+
+/// # Safety
+/// As that of the C library.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn pthread_create(
+    thread: *mut libc::pthread_t,
+    attributes: *const libc::pthread_attr_t,
+    start: Start,
+    with: *mut libc::c_void,
+) -> i32 {
+    if NO_THREAD.replace(false) {
+        return libc::EAGAIN;
+    }
+    // SAFETY: the name ends with a zero.
+    let create = unsafe { libc::dlsym(libc::RTLD_NEXT, c"pthread_create".as_ptr()) };
+    // SAFETY: the C library's own, which there is, as it has started this thread.
+    let create: Create = unsafe { std::mem::transmute(create) };
+    // SAFETY: passed on to the caller.
+    unsafe { create(thread, attributes, start, with) }
+}
+
 /// # Safety
 /// None.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn fdatasync(fd: i32) -> i32 {
-    if sync_fails(fd) {
+    if let Some(errno) = sync_fails(fd) {
         // SAFETY: this thread's own.
-        unsafe { *libc::__errno_location() = libc::EIO };
+        unsafe { *libc::__errno_location() = errno };
         return -1;
     }
     if let Some(failed) = failed(fd, Call::Other) {

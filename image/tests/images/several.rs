@@ -1,11 +1,11 @@
 //! What fails: clusters of one batch, which are written by several threads where direct I/O is used, and syncs.
 
-use crate::disk::{Change, TestDisk};
+use crate::disk::{Change, TestDisk, layers};
 use crate::matrix::{checked, same};
 use crate::qemu;
-use crate::record::{Fault, fail_next_sync};
+use crate::record::{Fault, NO_THREAD, fail_next_sync};
 use ringway_core::Op;
-use ringway_image::{Format, NewImage};
+use ringway_image::{Format, Image, NewImage, Use};
 use std::fs::File;
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -100,4 +100,23 @@ fn c04_a_sync_of_the_images_thread_that_fails_is_not_forgotten() {
             disk.image.hand_over(1).unwrap_err();
         }
     }
+}
+
+/// The host has no thread just then, which keeps nobody from it for ever.
+#[test]
+fn c101_a_thread_that_could_not_be_started_is_started_for_the_next_queue() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("image.qcow2");
+    let new = NewImage { virtual_size: BYTES as u64, cluster_bits: 16, backing: None };
+    let file = File::options().read(true).write(true).create_new(true).open(&path).unwrap();
+    new.write(&file).unwrap();
+    let usage = Use { read_only: false, grows: true, barriers: true };
+    let image = Image::open(layers(&path, false), usage).unwrap();
+    for _ in 0..2 {
+        NO_THREAD.set(true);
+        let error = image.client(4).unwrap_err();
+        assert_eq!(error.raw_os_error(), Some(libc::EAGAIN), "{error}");
+        assert!(image.write_deferred().is_ok(), "what is asked of it meanwhile is done here");
+    }
+    image.client(4).unwrap();
 }
