@@ -24,6 +24,7 @@ use crate::layer::{Found, Layer, LayerFormat, Open};
 use crate::layout::{Shape, corrupt};
 use crate::printable::printable;
 use ringway_core::ByteRange;
+use ringway_core::sync_turn::sync_patiently;
 use std::io;
 use std::path::{Component, Path};
 use std::sync::Arc;
@@ -265,7 +266,7 @@ impl Commit {
                 if layer.file.metadata()?.len() > layer.file_bytes {
                     file.set_len(layer.file_bytes)?;
                 }
-                file.sync_data().map(|()| layer.clone())
+                sync_patiently(|| file.sync_data()).map(|()| layer.clone())
             }
             Target::Qcow2(image) => {
                 image.in_thread(|work| {

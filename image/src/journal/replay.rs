@@ -9,6 +9,7 @@ use crate::layout::{COPIED, Entry, OFFSET, Shape, corrupt, words};
 use crate::refcounts::Refcounts;
 use crate::snapshot::Snapshot;
 use ringway_core::host::File;
+use ringway_core::sync_turn::sync_patiently;
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::io;
 use std::sync::Arc;
@@ -94,7 +95,7 @@ fn put(file: &BlockFile, bytes: u64, shape: Shape, journal: &Journal) -> io::Res
     let words: Vec<(u64, u64)> = words.into_iter().collect();
     if !words.is_empty() {
         // What they lead to has to be durable before they are. The host tells once that it is not.
-        file.sync_data().inspect_err(|_| journal.end())?;
+        sync_patiently(|| file.sync_data()).inspect_err(|_| journal.end())?;
         tables.write_all(&words)?;
     }
     if let Err(error) = give_back(&mut tables, &mut refcounts, loose) {

@@ -4,7 +4,7 @@
 use crate::disk::{Change, TestDisk, journal, memory, replayed_by};
 use crate::power_cuts::checked;
 use crate::qemu;
-use crate::record::{Event, Hold, NoRoom, Record, fail_next_sync};
+use crate::record::{Event, Hold, NoRoom, Record, fail_next_sync, fail_next_sync_with};
 use ringway_core::{ByteRange, Op};
 use ringway_image::{Format, Header, NewImage, Place, Replayed};
 use ringway_testkit::Rng;
@@ -317,6 +317,20 @@ fn c04_entries_are_forgotten_if_their_data_are_lost_when_they_are_found() {
     assert_eq!(error.raw_os_error(), Some(libc::EIO));
     assert_eq!(replayed_by(&file, 1, Some(&journal(&at))).unwrap(), Replayed::Lost);
     assert_eq!(TestDisk::open(&path, false).read(2 * CLUSTER, 1), [0xba]);
+}
+
+/// Paths of a device change, or it was interrupted: nothing is lost by that.
+#[test]
+fn c98_a_sync_that_could_not_be_carried_out_just_then_is_begun_again() {
+    let (_folder, path, file, at) = overlay();
+    let (mut disk, _) = TestDisk::open_with_journal(&path, 1, &at);
+    (0..4).for_each(|cluster| disk.write(cluster * CLUSTER, &[1; 512]));
+    kill(disk);
+    let file = Arc::new(file);
+    (0..3).for_each(|_| fail_next_sync_with(&file, libc::EAGAIN));
+    let replayed = replayed_by(&file, 1, Some(&journal(&at))).unwrap();
+    assert!(matches!(replayed, Replayed::Entries(_)), "{replayed:?}");
+    assert_eq!(TestDisk::open(&path, false).read(2 * CLUSTER, 1), [1]);
 }
 
 /// For an image that is about to be another one's base: who is killed leaves nothing elsewhere.
