@@ -3,7 +3,7 @@
 use crate::state::State;
 use crate::unmapped::Unmapped;
 use ringway_core::sync_turn::SyncTurn;
-use ringway_image::{Bases, Image, Journal, Layer, LayerFormat, Use};
+use ringway_image::{Bases, Image, Journal, LayerFormat};
 use std::fs::File;
 use std::io;
 use std::sync::Arc;
@@ -58,23 +58,6 @@ impl Active {
         self.image = Some(image);
         Ok(())
     }
-}
-
-/// Opens an image that is to be served, in which nothing is left to be done for an earlier process. Its thread syncs when
-/// it is its `turn`, if it shares one.
-pub(crate) fn open_image(
-    layers: Vec<Layer>,
-    usage: Use,
-    bases: &Bases,
-    unit: u32,
-    journal: Option<Arc<Journal>>,
-    turn: Option<Arc<SyncTurn>>,
-) -> io::Result<Arc<Image>> {
-    let image = match &journal {
-        Some(journal) => Image::open_with_journal(layers, usage, bases, unit, journal),
-        None => Image::open_beside(layers, usage, bases, unit),
-    };
-    image.map(|image| shared(image, turn))
 }
 
 /// An image whose thread syncs when it is its `turn`, if it shares one.

@@ -102,6 +102,12 @@ impl Disk {
              not its --state-dir; or a sync had failed; or this is a copy of an image that was in use. Flushes fail \
              for that guest, until one begins afresh"
         );
+        self.failed_before(active);
+    }
+
+    /// What an earlier process has written may be lost: flushes fail for the guest that it had.
+    #[cold]
+    pub(crate) fn failed_before(&self, active: &Active) {
         if let Some(state) = &active.state {
             state.word().fetch_or(STATE_FLUSH_FAILED, SeqCst);
         }

@@ -1,10 +1,12 @@
 //! A disk whose image says where its clusters are.
 
-use crate::active::{Active, open_image};
+use crate::active::{Active, shared};
 use crate::disk::Disk;
 use crate::holding::is_no_space;
 use crate::unmapped::Unmapped;
-use ringway_image::{Bases, Image, ImageClient, Layer, LayerFormat, Replayed, Use, replay};
+use ringway_image::{
+    Bases, BelowLost, Image, ImageClient, Layer, LayerFormat, Replayed, Use, replay,
+};
 use std::io;
 use std::sync::Arc;
 
@@ -24,7 +26,6 @@ impl Disk {
     /// # Errors
     /// As [`Disk::map_image`].
     pub fn map_image_beside(&mut self, bases: &Arc<Bases>) -> io::Result<()> {
-        let unit = self.image_unit();
         let mut active = self.active();
         active.bases = Arc::clone(bases);
         if self.incoming {
@@ -32,14 +33,7 @@ impl Disk {
         }
         if let Some(Unmapped { mut layers, usage }) = active.unmapped.take() {
             self.finish(&mut layers, usage, &active)?;
-            let image = open_image(
-                layers,
-                usage,
-                bases,
-                unit,
-                active.journal_to_use(),
-                self.cached_turn(),
-            )?;
+            let image = self.open_image(layers, usage, &active)?;
             active.serve(image)?;
         }
         Ok(())
@@ -118,8 +112,7 @@ impl Disk {
         };
         self.judge_size(bytes).map_err(io::Error::other)?;
         self.finish(&mut layers, usage, &active)?;
-        let journal = active.journal_to_use();
-        let image = open_image(layers, usage, &active.bases, unit, journal, self.cached_turn())?;
+        let image = self.open_image(layers, usage, &active)?;
         active.serve(image)?;
         active.unmapped = None;
         Ok(bytes)
@@ -150,6 +143,26 @@ impl Disk {
 }
 
 impl Disk {
+    /// Opens an image that is to be served, in which nothing is left to be done for an earlier process.
+    fn open_image(
+        &self,
+        layers: Vec<Layer>,
+        usage: Use,
+        active: &Active,
+    ) -> io::Result<Arc<Image>> {
+        let (bases, unit) = (&active.bases, self.image_unit());
+        let image = match &active.journal_to_use() {
+            Some(journal) => Image::open_with_journal(layers, usage, bases, unit, journal),
+            None => Image::open_beside(layers, usage, bases, unit),
+        };
+        image.map(|image| shared(image, self.cached_turn())).inspect_err(|error| {
+            if BelowLost::is(error) {
+                // The host tells nobody else.
+                self.failed_before(active);
+            }
+        })
+    }
+
     /// Does what a process that was killed had left to do in an image.
     fn finish(&self, layers: &mut [Layer], usage: Use, active: &Active) -> io::Result<()> {
         let Some(Layer { file, file_bytes, format, .. }) = layers.first_mut() else {

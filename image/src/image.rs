@@ -160,7 +160,8 @@ impl Image {
         let mut layers = Layers::open(chain, bases, unit)?;
         let writes = !usage.read_only && usage.barriers;
         if writes && layers.top().l2_offsets().next().is_none() {
-            flush_snapshot(layers.base.as_ref().and_then(|base| base.chain.first()))?;
+            let below = layers.base.as_ref().and_then(|base| base.chain.first());
+            flush_snapshot(below).map_err(|error| io::Error::other(BelowLost(error)))?;
         }
         Opened::new(top, layers, usage, journal)?.into_image()
     }
@@ -471,6 +472,20 @@ fn start(
         take(&its).into_iter().for_each(|work| work.run(&mailbox));
     });
     spawned.map_err(|error| (error, take(&taken)))
+}
+
+/// What was written to the image below a new one could not be made durable when that was opened: it may be lost, and the
+/// host tells it once.
+#[derive(Debug, thiserror::Error)]
+#[error("the image that it is based on, and that was served before, cannot be made durable: {0}")]
+pub struct BelowLost(io::Error);
+
+impl BelowLost {
+    /// True if an image was not opened for this reason.
+    #[must_use]
+    pub fn is(error: &io::Error) -> bool {
+        error.get_ref().is_some_and(|error| error.is::<Self>())
+    }
 }
 
 /// An image that holds nothing may have got its name when its daemon was killed, before that went on with it: what was

@@ -99,7 +99,7 @@ pub use create::{CLUSTER_BITS_DEFAULT, CreateError, NewImage};
 pub use extension::Bitmaps;
 pub use format::{Format, UnknownFormat};
 pub use header::{BackingName, CLUSTER_BITS, Compression, DataFileName, Header, L1_BYTES_MAX};
-pub use image::{Image, ImageMemory, OnTop, Use};
+pub use image::{BelowLost, Image, ImageMemory, OnTop, Use};
 pub use journal::{Journal, Replayed, learn_boot, replay};
 pub use layer::{Layer, LayerFormat, NOT_WHOLE};
 pub use layout::Shape;

@@ -692,3 +692,55 @@ fn c04_what_the_host_lost_is_known_if_the_daemon_dies_before_it_notes_it() {
         std::fs::remove_file(disk.backing()).unwrap();
     }
 }
+
+/// A new image has its name and nothing in it, and what was written to the one below it turns out to be lost when the
+/// next daemon starts. The host tells it that one alone.
+#[test]
+fn c100_what_is_lost_below_a_new_image_is_known_to_whoever_starts_next() {
+    let dir = folder();
+    let dir = dir.path();
+    let small = match Mounted::in_memory(dir.join("small"), 64 << 10) {
+        Ok(small) => small,
+        Err(lack) => return lack.skip(),
+    };
+    let below = match LoopDevice::new(small.path(), 1 << 20, 512) {
+        Ok(below) => below,
+        Err(lack) => return lack.skip(),
+    };
+    let name = below.path().to_str().unwrap();
+    for args in [
+        &["create", "-q", "-f", "qcow2", "-o", "cluster_size=4k", name, "512k"][..],
+        &["create", "-q", "-f", "qcow2", "-b", name, "-F", "qcow2", "top.qcow2"],
+    ] {
+        match Command::new("qemu-img").args(args).current_dir(dir).status() {
+            Ok(status) => assert!(status.success()),
+            Err(_) => return skip(Need::Qemu, "qemu-img".to_owned()),
+        }
+    }
+    let device = File::options().read(true).write(true).open(below.path()).unwrap();
+    device.sync_all().unwrap();
+    let mut args = ARGS.to_vec();
+    args[0] = "top.qcow2";
+    args.extend(["--format", "qcow2", "--backing-root", "/"]);
+    let daemon = Daemon::serve(dir, &args);
+    let mut guest =
+        Options::new().reconnect(crate::common::PATIENCE).connect(dir.join("s")).unwrap();
+    let mut queue = guest.queue::<()>().unwrap();
+    queue.flush(()).unwrap();
+    assert!(finish(&mut queue).0);
+    kill_all(daemon);
+    // More than there is room for, behind its tables.
+    device.write_all_at(&vec![1; 512 << 10], 512 << 10).unwrap();
+    let mut command = ringway();
+    command.arg("serve").args(&args).current_dir(dir);
+    let refused = crate::common::run(command);
+    let why = String::from_utf8_lossy(&refused.stderr);
+    assert!(!refused.status.success() && why.contains("cannot be made durable"), "{why}");
+    let daemon = Daemon::serve(dir, &args);
+    queue.flush(()).unwrap();
+    assert!(!finish(&mut queue).0, "what was lost was said to be durable: {}", daemon.log());
+    drop((queue, guest));
+    daemon.stop();
+    drop(device);
+    std::fs::remove_file(below.backing()).unwrap();
+}
