@@ -1,14 +1,19 @@
 //! A disk whose image says where its clusters are.
 
 use crate::active::{Active, shared};
+use crate::choices::CacheMode;
 use crate::disk::Disk;
 use crate::holding::is_no_space;
+use crate::resize::forget_cached;
 use crate::unmapped::Unmapped;
+use ringway_core::sync_turn::sync_patiently;
 use ringway_image::{
     Bases, BelowLost, Image, ImageClient, Layer, LayerFormat, Replayed, Use, replay,
+    write_tables_again,
 };
-use std::io;
+use std::io::{self, Seek, SeekFrom};
 use std::sync::Arc;
+use std::sync::atomic::Ordering::SeqCst;
 
 impl Disk {
     /// Reads the tables of an image that is not raw; does nothing for others. A disk is not served
@@ -26,11 +31,12 @@ impl Disk {
     /// # Errors
     /// As [`Disk::map_image`].
     pub fn map_image_beside(&mut self, bases: &Arc<Bases>) -> io::Result<()> {
-        let mut active = self.active();
-        active.bases = Arc::clone(bases);
+        self.active().bases = Arc::clone(bases);
         if self.incoming {
             return Ok(());
         }
+        self.leave_unwritten()?;
+        let mut active = self.active();
         if let Some(Unmapped { mut layers, usage }) = active.unmapped.take() {
             self.finish(&mut layers, usage, &active)?;
             let image = self.open_image(layers, usage, &active)?;
@@ -98,6 +104,7 @@ impl Disk {
     /// # Errors
     /// What the host says, or what is wrong with the image.
     pub fn map_image_again(&self) -> io::Result<u64> {
+        self.leave_unwritten()?;
         let unit = self.image_unit();
         let mut active = self.active();
         let Some(Unmapped { layers, usage }) = &active.unmapped else { return Ok(self.capacity()) };
@@ -143,6 +150,33 @@ impl Disk {
 }
 
 impl Disk {
+    /// If a sync had failed in an earlier process: what the host could not write then it may hold still, as if it were
+    /// durable, until it needs the memory. So tables are written once more, and the rest is forgotten, before any of it is
+    /// believed.
+    fn leave_unwritten(&self) -> io::Result<()> {
+        let writes = self.is_real() && !self.geometry.read_only;
+        if !writes || self.cache == CacheMode::None || !self.failure_inherited.load(SeqCst) {
+            return Ok(());
+        }
+        let active = self.active();
+        let layers = active.unmapped.as_ref().map_or(&[][..], |unmapped| &unmapped.layers);
+        if let Some(Layer { file, .. }) = layers.first() {
+            let bytes = (&**file).seek(SeekFrom::End(0))?;
+            write_tables_again(file, bytes, self.image_unit()).map_err(|error| {
+                let text = "a sync had failed, and its tables cannot be written once more";
+                io::Error::new(error.kind(), format!("{text}: {error}"))
+            })?;
+        }
+        let data = active.data_file();
+        for file in [&active.file].into_iter().chain(&data) {
+            // What cannot be written now either is known to be lost.
+            let _ = sync_patiently(|| file.sync_data());
+            forget_cached(file);
+        }
+        layers.iter().skip(1).for_each(|layer| forget_cached(&layer.file));
+        Ok(())
+    }
+
     /// Opens an image that is to be served, in which nothing is left to be done for an earlier process.
     fn open_image(
         &self,

@@ -9,6 +9,7 @@ use crate::storage::Size;
 use ringway_core::SECTOR_BYTES;
 use ringway_core::sync_turn::sync_patiently;
 use ringway_image::Image;
+use std::fs::File;
 use std::io;
 use std::os::fd::AsRawFd;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
@@ -281,10 +282,7 @@ impl Disk {
     /// Forgets what the host's page cache holds of the file, as far as nobody has changed it here:
     /// others may have written since it was read.
     pub fn forget_cached(&self) {
-        let file = self.file();
-        // Advice: what the host does not drop, it does not know to be old.
-        // SAFETY: no memory is involved.
-        unsafe { libc::posix_fadvise(file.as_raw_fd(), 0, 0, libc::POSIX_FADV_DONTNEED) };
+        forget_cached(&self.file());
     }
 
     /// Lets others have the file at once, though the kernel may keep it open for a moment. Only for
@@ -306,6 +304,12 @@ impl Disk {
         let bytes = self.storage.bytes(&self.file());
         bytes.map_err(|source| ResizeError::Host { what: "learn its size", source })
     }
+}
+
+pub(crate) fn forget_cached(file: &File) {
+    // Advice: what the host does not drop, it does not know to be old.
+    // SAFETY: no memory is involved.
+    unsafe { libc::posix_fadvise(file.as_raw_fd(), 0, 0, libc::POSIX_FADV_DONTNEED) };
 }
 
 #[cfg(test)]

@@ -20,6 +20,7 @@ use crate::file::BlockFile;
 use crate::format::Format;
 use crate::header::Header;
 use crate::image::{Image, Use};
+use crate::journal::write_tables_again;
 use crate::layer::{Found, Layer, LayerFormat, Open};
 use crate::layout::{Shape, corrupt};
 use crate::printable::printable;
@@ -167,6 +168,8 @@ impl Commit {
                 Target::Raw(into, Layer { file_bytes, ..first })
             }
             LayerFormat::Qcow2 { .. } => {
+                // Another merge may have broken off when a sync failed.
+                write_tables_again(&first.file, first.file_bytes, unit)?;
                 let usage = Use { read_only: false, grows: true, barriers };
                 let image = Image::open_beside(base, usage, bases, unit)?;
                 // Whoever reads the chain reads the base by the tables it had.

@@ -100,7 +100,7 @@ pub use extension::Bitmaps;
 pub use format::{Format, UnknownFormat};
 pub use header::{BackingName, CLUSTER_BITS, Compression, DataFileName, Header, L1_BYTES_MAX};
 pub use image::{BelowLost, Image, ImageMemory, OnTop, Use};
-pub use journal::{Journal, Replayed, learn_boot, replay};
+pub use journal::{Journal, Replayed, learn_boot, replay, write_tables_again};
 pub use layer::{Layer, LayerFormat, NOT_WHOLE};
 pub use layout::Shape;
 pub use locate::Locator;

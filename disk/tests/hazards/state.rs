@@ -4,12 +4,14 @@ use crate::bench::{Ask, Bench, Memory, Place, Surface, engine};
 use ringway_aio::{Fault, Faulty, Io, IoOp};
 use ringway_core::{Op, Status};
 use ringway_disk::{
-    CustomDisk, Disk, OpenOptions, STATE_BYTES, STATE_FLUSH_FAILED, STATE_FLUSHING, Source,
+    CustomDisk, Disk, OpenOptions, Qcow2, STATE_BYTES, STATE_FLUSH_FAILED, STATE_FLUSHING, Source,
 };
+use ringway_image::NewImage;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
+use std::time::{Duration, UNIX_EPOCH};
 use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Level, Metadata, Subscriber};
 
@@ -192,4 +194,27 @@ fn c97_a_disk_of_which_nothing_is_kept_keeps_no_pause() {
     custom.keep_state(&Page::new().0, Arc::new(())).unwrap();
     custom.keep_paused(true);
     assert!(custom.was_paused());
+}
+
+/// The host may have tables in its memory that look as if they were in the file.
+#[test]
+fn c103_after_a_failed_sync_tables_are_written_again_before_they_are_believed() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("image.qcow2");
+    let file = File::options().read(true).write(true).create_new(true).open(&path).unwrap();
+    let new = NewImage { virtual_size: 1 << 20, cluster_bits: 16, backing: None };
+    new.write(&file).unwrap();
+    let before = UNIX_EPOCH + Duration::from_secs(1000);
+    for left in [0, STATE_FLUSH_FAILED] {
+        file.set_modified(before).unwrap();
+        let page = Page::new();
+        page.leave(left);
+        let mut options = OpenOptions::new(Source::Path(path.clone()));
+        options.qcow2 = Some(Qcow2::default());
+        let mut disk = ringway_disk::open::open_unmapped(&options).unwrap();
+        disk.keep_state(&page.0, Arc::new(())).unwrap();
+        disk.map_image().unwrap();
+        let written = file.metadata().unwrap().modified().unwrap() > before;
+        assert_eq!((written, page.word()), (left != 0, left));
+    }
 }

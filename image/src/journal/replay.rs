@@ -48,7 +48,7 @@ pub fn replay(
     let replayed = match journal {
         Some(journal) if journal.has_mark(mark) => {
             header.may_write().map_err(io::Error::other)?;
-            put(&file, bytes, shape, journal)?
+            put(&file, bytes, shape, journal, lost)?
         }
         _ if is_of_this_boot(mark) => Replayed::Lost,
         Some(journal) if journal.is_used() && !journal.is_empty() => Replayed::Lost,
@@ -68,7 +68,47 @@ pub fn replay(
     Ok(replayed)
 }
 
-fn put(file: &BlockFile, bytes: u64, shape: Shape, journal: &Journal) -> io::Result<Replayed> {
+/// Writes all tables of an image once more, as they are read, and makes them durable. After a sync that failed the
+/// host's cache may hold what storage does not, as if it were durable: later syncs leave it out, and it is gone when the
+/// host needs the memory. The lock of the image has to be ours; it has so many `bytes`, and I/O is in multiples of
+/// `unit`.
+///
+/// # Errors
+/// What the host says, or what is wrong with the metadata.
+pub fn write_tables_again(file: &Arc<File>, bytes: u64, unit: u32) -> io::Result<()> {
+    let file = BlockFile::new(Arc::clone(file), unit);
+    let header = Header::read(&file, bytes)?.map_err(io::Error::other)?;
+    let shape = Shape::from(&header);
+    let (cluster, tables) = (shape.cluster(), Tables::open(file.clone(), shape)?);
+    let counts = u64::from(shape.refcount_table_clusters) << shape.cluster_bits;
+    let mut buffer = vec![0; usize::try_from(counts).map_err(io::Error::other)?];
+    file.read_or_zero(&mut buffer, shape.refcount_table_offset)?;
+    let blocks: Vec<u64> = words(&buffer).map(|word| word & OFFSET).filter(|at| *at != 0).collect();
+    let whole = [
+        (0, cluster),
+        (shape.l1_offset, 8 * u64::from(shape.l1_entries)),
+        (shape.refcount_table_offset, counts),
+    ];
+    let each = blocks.into_iter().chain(tables.l2_offsets()).map(|at| (at, cluster));
+    for (at, len) in whole.into_iter().chain(each) {
+        // What is behind the end was never written.
+        let len = len.min(bytes.saturating_sub(at));
+        buffer.resize(usize::try_from(len).map_err(io::Error::other)?, 0);
+        if len > 0 {
+            file.read_whole(&mut buffer, at)?;
+            file.write_at(&buffer, at)?;
+        }
+    }
+    sync_patiently(|| file.sync_data())
+}
+
+fn put(
+    file: &BlockFile,
+    bytes: u64,
+    shape: Shape,
+    journal: &Journal,
+    lost: &mut dyn FnMut(),
+) -> io::Result<Replayed> {
     // The latest of each cluster, in their order on the disk.
     let entries = journal.entries();
     let words: BTreeMap<u64, u64> = entries.iter().copied().collect();
@@ -95,11 +135,15 @@ fn put(file: &BlockFile, bytes: u64, shape: Shape, journal: &Journal) -> io::Res
     let words: Vec<(u64, u64)> = words.into_iter().collect();
     if !words.is_empty() {
         // What they lead to has to be durable before they are. The host tells once that it is not.
-        sync_patiently(|| file.sync_data()).inspect_err(|_| journal.end())?;
+        sync_patiently(|| file.sync_data()).inspect_err(|_| {
+            lost();
+            journal.end();
+        })?;
         tables.write_all(&words)?;
     }
     if let Err(error) = give_back(&mut tables, &mut refcounts, loose) {
         if refcounts.sync_failed {
+            lost();
             journal.end();
             return Err(error);
         }

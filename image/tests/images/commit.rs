@@ -1,9 +1,11 @@
 //! The middle one of three images is merged into its base while the first is written: the same content,
 //! and then without the middle one.
 
-use crate::disk::{TestDisk, layers};
+use crate::disk::{Change, TestDisk, layers};
 use crate::matrix::{random_changes, same};
 use crate::qemu;
+use crate::record::{Event, Record, fail_next_sync};
+use ringway_core::Op;
 use ringway_image::{Bases, Commit, Format, Header, Image, Layer, LayerFormat, NewImage, Use};
 use ringway_testkit::Rng;
 use std::fs::File;
@@ -298,4 +300,52 @@ fn what_cannot_be_merged_is_refused() {
         qemu::img(&["bitmap", "--add", at("coarse").to_str().unwrap(), "changed"]);
         assert!(said("fine").unwrap_err().contains("persistent bitmaps"));
     }
+}
+
+/// What a failed sync has not made durable is in the host's memory still, and a sync that succeeds leaves it out.
+#[test]
+fn c103_a_merge_that_is_said_again_writes_the_tables_of_its_base_again() {
+    let folder = tempfile::tempdir().unwrap();
+    let (base, middle) = (folder.path().join("base"), folder.path().join("middle"));
+    let new = |path: &Path, backing| {
+        let file = File::options().read(true).write(true).create_new(true).open(path).unwrap();
+        NewImage { virtual_size: 4 << 20, cluster_bits: 16, backing }.write(&file).unwrap();
+        file
+    };
+    let file = new(&base, None);
+    new(&middle, Some((Path::new("base"), Format::Qcow2)));
+    let mut disk = TestDisk::open(&middle, false);
+    disk.change(&mut [Change { op: Op::Write, at: 1 << 20, bytes: vec![1; 4 << 16] }]);
+    drop(disk);
+    let merge = |fails: bool| {
+        let below = layers(&base, false);
+        let chain = layers(&middle, true);
+        let mut commit = Commit::open(chain[0].clone(), below, &Bases::default(), 1, true).unwrap();
+        let mut at = 0;
+        while at < commit.size() {
+            at = commit.copy(at, 1 << 20).unwrap().next;
+        }
+        if fails {
+            fail_next_sync(&file);
+        }
+        commit.finish().map(drop)
+    };
+    assert_eq!(merge(true).unwrap_err().raw_os_error(), Some(libc::EIO));
+    let record = Record::of(&file);
+    merge(false).unwrap();
+    let events = record.take();
+    let image = std::fs::read(&base).unwrap();
+    let word = |at: u64| {
+        let at = usize::try_from(at).unwrap();
+        u64::from_be_bytes(*image[at..].first_chunk().unwrap()) << 8 >> 8
+    };
+    let (l1, counts) = (word(40), word(48));
+    for table in [0, l1, word(l1), counts, word(counts)] {
+        let written = events.iter().any(|event| match event {
+            Event::Write { at, bytes } => (*at..*at + bytes.len() as u64).contains(&table),
+            _ => false,
+        });
+        assert!(written, "{table:#x} is in the host's memory alone");
+    }
+    same(&TestDisk::open(&base, true).read(1 << 20, 4 << 16), &[1; 4 << 16], 0);
 }

@@ -3,11 +3,12 @@
 use crate::disk::{Change, TestDisk, layers};
 use crate::matrix::{checked, same};
 use crate::qemu;
-use crate::record::{Fault, NO_THREAD, fail_next_sync};
+use crate::record::{Event, Fault, NO_THREAD, Record, fail_next_sync};
 use ringway_core::Op;
-use ringway_image::{Format, Image, NewImage, Use};
+use ringway_image::{Format, Image, NewImage, Use, write_tables_again};
 use std::fs::File;
 use std::path::Path;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 const CLUSTER: usize = 65536;
@@ -119,4 +120,45 @@ fn c101_a_thread_that_could_not_be_started_is_started_for_the_next_queue() {
         assert!(image.write_deferred().is_ok(), "what is asked of it meanwhile is done here");
     }
     image.client(4).unwrap();
+}
+
+/// As they are read; so whatever the host has in its memory alone is on its way to storage again.
+#[test]
+fn c103_tables_that_are_written_again_are_all_of_them_and_as_they_were() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("image.qcow2");
+    let new = NewImage { virtual_size: 1 << 30, cluster_bits: 9, backing: None };
+    let file = File::options().read(true).write(true).create_new(true).open(&path).unwrap();
+    new.write(&file).unwrap();
+    let mut disk = TestDisk::open(&path, false);
+    let mut changes: Vec<_> = (0..40).map(|nth| write(nth * (25 << 20), 1)).collect();
+    disk.change(&mut changes);
+    drop(disk);
+    let before = std::fs::read(&path).unwrap();
+    let record = Record::of(&file);
+    let file = Arc::new(file);
+    write_tables_again(&file, before.len() as u64, 1).unwrap();
+    let events = record.take();
+    let mut written = vec![false; before.len()];
+    for event in &events[..events.len() - 1] {
+        let Event::Write { at, bytes } = event else { panic!("{event:?}") };
+        let at = usize::try_from(*at).unwrap();
+        assert_eq!(before[at..at + bytes.len()], bytes[..]);
+        written[at..at + bytes.len()].fill(true);
+    }
+    assert_eq!(events.last(), Some(&Event::Sync));
+    // What the header says of tables, and what these say.
+    let word = |at: usize| u64::from_be_bytes(*before[at..].first_chunk().unwrap()) << 8 >> 8;
+    let half = |at: usize| u32::from_be_bytes(*before[at..].first_chunk().unwrap()) as usize;
+    let (l1, counts) = ((word(40) as usize, 8 * half(36)), (word(48) as usize, 512 * half(56)));
+    let mut tables = vec![(0, 512), l1, counts];
+    for (at, len) in [l1, counts] {
+        let entries = (at..at + len).step_by(8).map(|at| word(at) as usize);
+        tables.extend(entries.filter(|at| *at != 0).map(|at| (at, 512)));
+    }
+    assert!(tables.len() > 44, "{tables:?}");
+    for (at, len) in tables {
+        let end = (at + len).min(written.len());
+        assert!(written[at..end].iter().all(|written| *written), "{at:#x}");
+    }
 }
