@@ -117,13 +117,14 @@ impl Device {
         }
     }
 
-    /// True if the queue takes up what another device has begun, as far as anybody can tell: its
-    /// record was not new, or it is not where a queue begins. Ask before the first chain is taken.
+    /// True if the queue takes up what another device has begun, as far as anybody can tell: its record was not new,
+    /// or its ring is not as a driver makes one. Ask before the first chain is taken. A queue that was there and not
+    /// used yet begins, too, whatever its guest has done with others.
     #[must_use]
     pub fn goes_on(&self) -> bool {
         match self {
-            Self::Split(ring) => ring.next_avail() != 0 || ring.used_index() != 0,
-            Self::Packed(ring) => ring.base() != PackedBase::START,
+            Self::Split(ring) => !ring.is_fresh(),
+            Self::Packed(ring) => !ring.is_fresh(),
             Self::Tracked(queue) => queue.goes_on(),
         }
     }

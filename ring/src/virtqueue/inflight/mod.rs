@@ -28,7 +28,6 @@ mod tests;
 use super::chain::Chain;
 use super::chain_error::ChainError;
 use super::layout::QUEUE_SIZE_MAX;
-use super::packed_layout::PackedBase;
 use super::types::{Areas, Armed, Broken, Format, Head, Unpublished};
 use packed::PackedTracked;
 use record::{InflightRegion, VERSION_AT};
@@ -109,8 +108,8 @@ impl Tracked {
     /// As [`super::Device::goes_on`].
     pub(super) fn goes_on(&self) -> bool {
         match self {
-            Self::Split(queue) => queue.resumed || queue.ring.next_avail() != 0,
-            Self::Packed(queue) => queue.resumed || queue.ring.base() != PackedBase::START,
+            Self::Split(queue) => queue.resumed || !queue.ring.is_fresh(),
+            Self::Packed(queue) => queue.resumed || !queue.ring.is_fresh(),
         }
     }
 

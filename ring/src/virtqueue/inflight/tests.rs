@@ -572,6 +572,7 @@ fn a_queue_with_a_record_tells_of_itself() {
         drop(device);
 
         // One that took up a record and found nothing goes on, too, though it is where rings begin.
+        let memory = Memory::new(shape);
         let world = World::new(&case, &memory, &region);
         assert!(!world.start().goes_on(), "the record is new");
         assert!(world.start().goes_on(), "and now it is not");

@@ -62,6 +62,20 @@ impl PackedDevice {
         PackedBase::new(self.next, self.used)
     }
 
+    /// True if nobody has used the ring yet: it is where rings begin, and what its driver has not made available there
+    /// is zero still. A place alone comes back every two laps, and a ring that is all available says nothing.
+    pub(in crate::virtqueue) fn is_fresh(&self) -> bool {
+        let waits = |at| {
+            let word = Word(self.ring.word(at).load(Relaxed));
+            // SAFETY: the descriptor is in the ring (PackedMemory invariant 1).
+            let addr = unsafe { self.ring.addr(at).read_volatile() };
+            let offered = Position::START.is_available(word.flags());
+            (!offered).then_some(word == Word(0) && addr == 0)
+        };
+        let mut rest = (0..self.ring.size()).filter_map(waits).peekable();
+        self.base() == PackedBase::START && rest.peek().is_some() && rest.all(|zero| zero)
+    }
+
     /// Puts the chain that was popped last back, as if it had not been popped.
     #[cold]
     #[allow(clippy::needless_pass_by_value)]

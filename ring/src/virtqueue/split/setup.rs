@@ -67,6 +67,17 @@ impl SplitDevice {
         self.used_next
     }
 
+    /// True if nobody has used the ring yet: it is where rings begin, and the zeroes that its driver has left for the
+    /// device to write are there still. An index alone comes back to 0 after 65,536 chains.
+    pub(in crate::virtqueue) fn is_fresh(&self) -> bool {
+        // SAFETY: the entry is in the used ring, which is mapped and aligned (SplitMemory invariant 1).
+        let entry = |at| unsafe { self.ring.used_ring(at).read_volatile() };
+        let zero = UsedElem { id: 0, len: 0 };
+        self.next_avail == 0
+            && self.used_next == 0
+            && (0..self.ring.size()).all(|at| entry(at) == zero)
+    }
+
     /// Goes on after another device: `used` is the ring's index as this one has read it, and the
     /// chains of `heads`, each below the queue size, were taken and not returned.
     pub(in crate::virtqueue) fn resume(&mut self, used: u16, heads: &[u16]) {
