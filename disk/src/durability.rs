@@ -179,6 +179,14 @@ impl Disk {
         forgiven
     }
 
+    /// The guest that was forgiven goes on after all: as it was inherited. One that has been seen here meanwhile stays.
+    pub fn take_up_failure(&self) {
+        if !self.flush_failed.swap(true, SeqCst) {
+            self.failure_inherited.store(true, SeqCst);
+            self.keep(STATE_FLUSH_FAILED, true);
+        }
+    }
+
     /// True if whoever served it last had it paused.
     #[must_use]
     pub fn was_paused(&self) -> bool {

@@ -139,6 +139,11 @@ pub struct Session {
     cache_known: Known,
     /// The front-end has read the configuration space, not because it was told of a change.
     has_asked: bool,
+    /// A queue of this connection was used before it. Of all, and for good: what becomes of a guest that goes on, a
+    /// reset of its device included, shows in no queue.
+    goes_on: bool,
+    /// Its guest was taken for one that begins, and a failed flush forgiven.
+    forgave: bool,
     /// What is known of the write cache ends with the connection.
     forgets_cache: bool,
     /// The guest's write cache goes on once that was answered.
@@ -199,6 +204,8 @@ impl Session {
             writeback: export.may_write_back() && export.writeback(),
             cache_known: Known::Offered,
             has_asked: false,
+            goes_on: false,
+            forgave: false,
             forgets_cache: false,
             switching_on: false,
             announced: false,

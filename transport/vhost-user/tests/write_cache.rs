@@ -8,7 +8,8 @@ use ringway_disk::{
 use ringway_ring::virtqueue::inflight_bytes;
 use ringway_testkit::LateStore;
 use ringway_testkit::raw::{
-    DATA, Desc, F_FLUSH, F_INDIRECT, F_VERSION_1, RawGuest, halves, inflight_payload, request,
+    DATA, Desc, F_FLUSH, F_INDIRECT, F_PROTOCOL, F_VERSION_1, RawGuest, halves, inflight_payload,
+    request, words,
 };
 use ringway_testkit::rig::{Rig, RigOptions, image};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
@@ -187,15 +188,15 @@ fn c06_a_guest_that_cannot_switch_its_cache_keeps_it() {
     assert_eq!(durable(&rig, &mut guest), 0);
 }
 
-/// Serves a disk of which a flush had failed under an earlier process.
-fn after_a_failed_flush(disk: Disk) -> Rig {
+/// Serves a disk of which a flush had failed under an earlier process, and the page that says so.
+fn after_a_failed_flush(disk: Disk) -> (Rig, File) {
     let page = tempfile::tempfile().unwrap();
     page.set_len(STATE_BYTES).unwrap();
     page.write_all_at(&STATE_FLUSH_FAILED.to_ne_bytes(), 0).unwrap();
     disk.keep_state(&page, Arc::new(())).unwrap();
     let source = Source::Null { bytes: 1 << 20, latency_us: 0 };
-    let options = RigOptions::new(source, EngineKind::Null);
-    Rig::with_engines(disk, &options, || Null::new(64).unwrap())
+    let options = RigOptions::new(source, EngineKind::Null).queues(QUEUES, 1);
+    (Rig::with_engines(disk, &options, || Null::new(64).unwrap()), page)
 }
 
 /// A flush had failed under an earlier process: that concerns the guest of then. One that has read the
@@ -205,7 +206,7 @@ fn c06_only_a_guest_that_begins_afresh_is_free_of_a_failed_flush() {
     for (asks, index, status) in
         [(true, 0, OK), (false, 0, IOERR), (true, 7, IOERR), (false, 7, IOERR)]
     {
-        let mut rig = after_a_failed_flush(CustomDisk::new(1 << 20).open(None).unwrap());
+        let (mut rig, _page) = after_a_failed_flush(CustomDisk::new(1 << 20).open(None).unwrap());
         let mut guest = RawGuest::connect(rig.connect(), FEATURES);
         if asks {
             assert!(cache_is_on(&guest));
@@ -219,6 +220,55 @@ fn c06_only_a_guest_that_begins_afresh_is_free_of_a_failed_flush() {
         guest.reset_queue(0);
         assert!(guest.start_queue(0).unwrap());
         assert_eq!(guest.simple(0, FLUSH, 0, DATA, 0).0, status, "asks: {asks}, index {index}");
+    }
+}
+
+/// A guest that goes on has a queue that it did not use yet: that one begins, and says nothing of the guest. Its
+/// front-end tells where all queues are before it starts one, or one after the other; then it may reset its device.
+#[test]
+fn b63_a_queue_that_was_not_used_does_not_speak_for_its_guest() {
+    for (told, used) in [(true, 1), (false, 1), (true, 0)] {
+        let (mut rig, page) = after_a_failed_flush(CustomDisk::new(1 << 20).open(None).unwrap());
+        let failed = || {
+            let mut word = [0; 8];
+            page.read_exact_at(&mut word, 0).unwrap();
+            u64::from_ne_bytes(word) & STATE_FLUSH_FAILED != 0
+        };
+        let mut guest = RawGuest::connect(rig.connect(), FEATURES);
+        assert!(cache_is_on(&guest));
+        guest.set_avail_index(used, 7);
+        if told {
+            let base = halves(&[used, 7]);
+            assert!(guest.client.acked(request::SET_VRING_BASE, &base, &[]).unwrap());
+        }
+        for queue in 0..2 {
+            assert!(guest.start_queue(queue).unwrap());
+            assert!(failed() || !told, "queue {used} goes on");
+        }
+        assert!(failed(), "told: {told}, queue {used} goes on");
+        assert!(!cache_is_on(&guest), "nor is it known whether it has a cache");
+        for queue in 0..2 {
+            assert_eq!(guest.simple(queue, FLUSH, 0, DATA, 0).0, IOERR, "told: {told}");
+        }
+        // Which is what a machine does that wakes up, too.
+        assert!(guest.client.acked(request::RESET_DEVICE, &[], &[]).unwrap());
+        let features = words(&[FEATURES | F_PROTOCOL]);
+        assert!(guest.client.acked(request::SET_FEATURES, &features, &[]).unwrap());
+        cache_is_on(&guest);
+        for queue in 0..2 {
+            guest.reset_queue(queue);
+            assert!(guest.start_queue(queue).unwrap());
+            assert_eq!(guest.simple(queue, FLUSH, 0, DATA, 0).0, IOERR, "told: {told}");
+        }
+        drop(guest);
+        rig.join_sessions();
+        let mut guest = RawGuest::connect(rig.connect(), FEATURES);
+        assert!(cache_is_on(&guest));
+        for queue in 0..2 {
+            assert!(guest.start_queue(queue).unwrap());
+            assert_eq!(guest.simple(queue, FLUSH, 0, DATA, 0).0, OK, "it begins afresh");
+        }
+        assert!(!failed());
     }
 }
 
@@ -238,7 +288,7 @@ fn c06_a_cache_is_off_once_what_was_written_before_is_durable() {
         ("one that is never flushed", custom(CacheMode::Unsafe), true),
         ("one that is not written", open(&read_only).unwrap(), true),
     ] {
-        let mut rig = after_a_failed_flush(disk);
+        let (mut rig, _page) = after_a_failed_flush(disk);
         let mut guest = RawGuest::connect(rig.connect(), FEATURES);
         assert!(set_cache(&guest, true), "{what}");
         assert!(guest.start_queue(0).unwrap(), "{what}");

@@ -7,9 +7,11 @@
 
 use super::write_cache_known::Known;
 use super::{Refusal, Session};
+use crate::vring::Vring;
 use ringway_core::kill_point;
 use ringway_disk::CacheMode;
-use ringway_ring::virtio_blk::{VIRTIO_BLK_F_CONFIG_WCE, VIRTIO_BLK_F_FLUSH};
+use ringway_ring::virtio_blk::{VIRTIO_BLK_F_CONFIG_WCE, VIRTIO_BLK_F_FLUSH, VIRTIO_F_RING_PACKED};
+use ringway_ring::virtqueue::PackedBase;
 use tracing::info;
 
 impl Session {
@@ -43,12 +45,28 @@ impl Session {
         }
     }
 
+    /// Queue `at` is about to run, for the first time in this connection: does its guest begin here, with all of its
+    /// queues? One that goes on says that of all: another that was not used yet looks like a new one. Most front-ends
+    /// have said by now where each is; of others the rest is found out later.
+    fn sees_a_guest(&mut self, at: usize, goes_on: bool) {
+        let start = if self.has(VIRTIO_F_RING_PACKED) { PackedBase::START.0 } else { 0 };
+        // Some say 0 of new packed rings, too: those are judged when they start.
+        let used = |base: u32| base != start && base != 0;
+        let waits = |vring: &&Vring| !vring.has_run;
+        self.vrings[at].has_run = true;
+        self.goes_on |=
+            goes_on || self.vrings.iter().filter(waits).any(|vring| vring.base.is_some_and(used));
+    }
+
     /// Queue `at` is about to run. If it is the first time in this connection, and the guest may have
     /// been served before with a cache that nobody here knows of, all writes are durable from now on.
     pub(super) fn settle_write_cache(&mut self, at: usize, goes_on: bool) -> Result<(), Refusal> {
-        let first = !std::mem::replace(&mut self.vrings[at].has_run, true);
+        let first = !self.vrings[at].has_run;
+        if first {
+            self.sees_a_guest(at, goes_on);
+        }
         let known = self.cache_known == Known::Settled
-            || (self.cache_known == Known::Read && !goes_on)
+            || (self.cache_known == Known::Read && !self.goes_on)
             || !self.has(VIRTIO_BLK_F_CONFIG_WCE)
             || !self.writeback;
         if first && !known {
@@ -65,14 +83,31 @@ impl Session {
             self.switch_off()?;
         }
         self.note_write_cache();
-        let disk = self.export.disk();
-        if first && !goes_on && self.has_asked && disk.forgive_flush() {
-            if let Some(pass) = self.export.limits().settled.pass() {
-                let (disk, suppressed) = (disk.name(), pass.suppressed);
-                info!(disk, suppressed, "a guest begins afresh: that a flush had failed is over");
-            }
+        if first {
+            self.judge_failed_flush();
         }
         Ok(())
+    }
+
+    /// A flush that had failed does not concern a guest that begins, and goes on concerning one that does not.
+    fn judge_failed_flush(&mut self) {
+        let disk = self.export.disk();
+        let said = if self.goes_on {
+            if !std::mem::take(&mut self.forgave) {
+                return;
+            }
+            disk.take_up_failure();
+            "another queue of this guest was used before: that a flush had failed is not over"
+        } else {
+            if !self.has_asked || !disk.forgive_flush() {
+                return;
+            }
+            self.forgave = true;
+            "a guest begins afresh: that a flush had failed is over"
+        };
+        if let Some(pass) = self.export.limits().settled.pass() {
+            info!(disk = disk.name(), suppressed = pass.suppressed, "{said}");
+        }
     }
 
     /// The guest sets its write cache (SET_CONFIG).
