@@ -186,7 +186,7 @@ get_qemu() {
     # shellcheck disable=SC2016 # for the shell inside
     in_bed sh -euc '
         cd /suites
-        rm -rf qemu qemu-* new
+        rm -rf qemu new
         apt-get update -q >/dev/null
         apt-get source -q --download-only qemu >/dev/null
         dpkg-source -x qemu_*.dsc new >/dev/null
@@ -266,10 +266,10 @@ iotests_left_out() {
     sed -n "s|^$1 ||p" <<'END'
 qcow2-020 it names a base by words for QEMU (json:), which are not followed
 qcow2-025 it makes an export larger, which NBD cannot say
-qcow2-039 QEMU says what it mends in an image that was not closed in other words
-qcow2-066 the map says what is allocated for zeroes in other pieces
+qcow2-039 what is mended in an image that was not closed is told in other words
+qcow2-066 the same clusters are used, but what is zero in them is a hole of the file, which the map tells
 qcow2-069 a base that is missing is refused in other words
-qcow2-098 an image whose counts are missing is refused or mended in other words
+qcow2-098 what is mended in an image that was not closed is told in other words
 END
 }
 
