@@ -15,6 +15,7 @@ use crate::read_at::ReadAt;
 use crate::refused::Refused;
 use refcounts::Counts;
 use ringway_core::host::{File, FileExt};
+use std::collections::BTreeSet;
 use std::io;
 use walk::{STEPS_MAX, Walk};
 use window::{REFCOUNT_OFFSET, Window, for_each_block};
@@ -141,9 +142,9 @@ pub fn repair_leaks(
     Ok(Ok(findings))
 }
 
-/// Makes the counts right of an image that was written with lazy ones and not closed: those that are too low are
-/// raised, which is right whatever else is wrong; the rest is [`repair_leaks`], which takes its mark away only if
-/// the image is whole then.
+/// Makes the counts right of an image that was written with lazy ones and not closed: blocks are added where clusters
+/// are used and none counts them, counts that are too low are raised, which is right whatever else is wrong; the rest
+/// is [`repair_leaks`], which takes its mark away only if the image is whole then.
 ///
 /// # Errors
 /// As [`repair_leaks`].
@@ -153,12 +154,75 @@ pub fn repair_counts(
     file_bytes: u64,
     options: CheckOptions,
 ) -> io::Result<Result<Findings, Refused>> {
+    let file_bytes = match add_blocks(file, header, file_bytes, options)? {
+        Ok(file_bytes) => file_bytes,
+        Err(refused) => return Ok(Err(refused)),
+    };
     if let Err(refused) = set(file, header, file_bytes, options, |stored, uses| stored < uses)? {
         return Ok(Err(refused));
     }
     // Before an entry, or the mark, says that they are right.
     file.sync_data()?;
     repair_leaks(file, header, file_bytes, options)
+}
+
+/// Adds blocks that count nothing yet, at the end of the file, for clusters that are used and have none; how many bytes
+/// the file has then. The table does not become longer, nor does a block device, nor a file that lacks its end: a block
+/// could be where a table leads to.
+fn add_blocks(
+    file: &File,
+    header: &Header,
+    file_bytes: u64,
+    options: CheckOptions,
+) -> io::Result<Result<u64, Refused>> {
+    let bytes = header.cluster_bytes();
+    let per_block = Counts::new(header.refcount_order).per_block(bytes);
+    let mut there = BTreeSet::new();
+    for_each_block(file, header, |block, _| {
+        there.insert(block);
+        Ok(())
+    })?;
+    let ranges = file_bytes.div_ceil(bytes).div_ceil(per_block);
+    if !file.metadata()?.is_file() || (0..ranges).all(|block| there.contains(&block)) {
+        return Ok(Ok(file_bytes));
+    }
+    let (mut scratch, mut missing) = (Findings::default(), BTreeSet::new());
+    let gone = go(file, header, file_bytes, options, None, &mut scratch, |window, _| {
+        let uncounted = window.clusters().filter(|(_, stored, uses)| stored < uses);
+        let blocks = uncounted.map(|(cluster, ..)| cluster / per_block);
+        missing.extend(blocks.filter(|block| !there.contains(block)));
+        Ok(())
+    })?;
+    if let Err(refused) = gone {
+        return Ok(Err(refused));
+    }
+    if scratch.beyond > 0 {
+        return Ok(Ok(file_bytes));
+    }
+    let entries = (u64::from(header.refcount_table_clusters) << header.cluster_bits) / 8;
+    let (mut end, mut added) = (file_bytes.next_multiple_of(bytes), Vec::new());
+    while let Some(block) = missing.pop_first() {
+        if block >= entries {
+            return Ok(Ok(file_bytes));
+        }
+        added.push((block, end));
+        there.insert(block);
+        // It has to be counted, too.
+        missing.extend(Some(end / bytes / per_block).filter(|own| !there.contains(own)));
+        end += bytes;
+    }
+    if added.is_empty() {
+        return Ok(Ok(file_bytes));
+    }
+    file.set_len(end)?;
+    let zeroes = vec![0; 1 << header.cluster_bits];
+    added.iter().try_for_each(|&(_, at)| file.write_all_at(&zeroes, at))?;
+    // The table names nothing that is not there.
+    file.sync_data()?;
+    for (block, at) in added {
+        file.write_all_at(&at.to_be_bytes(), header.refcount_table_offset + 8 * block)?;
+    }
+    Ok(Ok(end))
 }
 
 /// Makes all counts right that are `wrong` in this way, if there is a block for them and they have as many bits; how

@@ -466,7 +466,10 @@ impl Refcounts {
     fn add_block(&mut self, index: usize) -> io::Result<()> {
         let cluster = index as u64 * self.per_block();
         if self.metadata.contains(cluster) {
-            tracing::error!("no refcount block counts cluster {cluster}, which holds metadata");
+            tracing::error!(
+                "no refcount block counts cluster {cluster}, which holds metadata: nothing is allocated any more. \
+                 `qemu-img check -r all` mends it while nobody serves it"
+            );
             return Err(corrupt());
         }
         let offset = cluster << self.shape.cluster_bits;

@@ -272,9 +272,13 @@ fn set_incompatible(image: &std::fs::File, bits: u64) {
 }
 
 fn incompatible(image: &std::fs::File) -> u64 {
-    let mut bits = [0; 8];
-    image.read_exact_at(&mut bits, 72).unwrap();
-    u64::from_be_bytes(bits)
+    u64::from_be_bytes(at(image, 72))
+}
+
+fn at(image: &std::fs::File, offset: u64) -> [u8; 8] {
+    let mut bytes = [0; 8];
+    image.read_exact_at(&mut bytes, offset).unwrap();
+    bytes
 }
 
 #[test]
@@ -336,11 +340,38 @@ fn c45_lazy_reference_counts_are_made_right_before_an_image_is_served() {
     not_closed();
     says(dir, &["resize", "a.qcow2", "128M"], 0, &[said]);
     says(dir, &["check", "a.qcow2"], 0, &["whole"]);
+    // Also where QEMU had not written a block of counts yet.
+    let table = u64::from_be_bytes(at(&image, 48));
+    let no_block = || {
+        image.write_all_at(&[0; 8], table).unwrap();
+        image.write_all_at(&1_u64.to_be_bytes(), 80).unwrap();
+        set_incompatible(&image, 1);
+    };
+    no_block();
+    let daemon = Daemon::serve(dir, &serve);
+    assert!(daemon.log().contains(said), "{}", daemon.log());
+    says(dir, &["io", "vhost-user:s", "-c", verify, "-c", "write -P 2 8M 1M"], 0, &[]);
+    daemon.stop();
+    says(dir, &["check", "a.qcow2"], 0, &["whole"]);
+    let both = ["-c", verify, "-c", "verify -P 1 4M 1M", "-c", "verify -P 2 8M 1M"];
+    says(dir, &[&["io", "-f", "qcow2", "a.qcow2"][..], &both].concat(), 0, &[]);
+    if qemu_img(dir, &["check", "-f", "qcow2", "a.qcow2"]).is_none() {
+        skip(Need::Qemu, "no qemu-img here (apt install qemu-utils)".to_owned());
+    }
+    // Not where the end of the file is missing: the block would be where a table leads to.
+    let whole = std::fs::read(dir.join("a.qcow2")).unwrap();
+    no_block();
+    let l2 = u64::from_be_bytes(at(&image, u64::from_be_bytes(at(&image, 40)))) & !(1 << 63);
+    let end = image.metadata().unwrap().len().next_multiple_of(1 << 16);
+    image.set_len(end).unwrap();
+    image.write_all_at(&((1_u64 << 63) | end).to_be_bytes(), l2 + 8 * 1023).unwrap();
+    let before = std::fs::read(dir.join("a.qcow2")).unwrap();
+    says(dir, &[&["serve"][..], &serve].concat(), 1, &["it was not closed"]);
+    assert!(std::fs::read(dir.join("a.qcow2")).unwrap() == before, "it stays as it is");
+    std::fs::write(dir.join("a.qcow2"), &whole).unwrap();
     // Where something else is wrong, too, it stays as it is marked: the first entry leads out of the file.
     not_closed();
-    let mut l1 = [0; 8];
-    image.read_exact_at(&mut l1, 40).unwrap();
-    let l1 = u64::from_be_bytes(l1);
+    let l1 = u64::from_be_bytes(at(&image, 40));
     image.write_all_at(&((1_u64 << 63) | (1 << 40)).to_be_bytes(), l1).unwrap();
     says(dir, &[&["serve"][..], &serve].concat(), 1, &["it was not closed"]);
     assert_eq!(incompatible(&image), 1);

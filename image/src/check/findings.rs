@@ -28,6 +28,8 @@ pub struct Findings {
     pub problems: Vec<String>,
     /// Problems that are not in `problems`.
     pub more_problems: u64,
+    /// Those of `errors` that are references to what is beyond the end of the file.
+    pub(super) beyond: u64,
 }
 
 impl Findings {

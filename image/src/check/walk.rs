@@ -105,8 +105,13 @@ impl<R: ReadAt + ?Sized> Walk<'_, R> {
             at.checked_add(bytes).filter(|end| *end < self.file_bytes.saturating_add(cluster));
         match end {
             Some(_) => self.window.count(at, bytes),
-            None => self.error(|| format!("{} at {at:#x} is beyond the end of the file", what())),
+            None => self.beyond(|| format!("{} at {at:#x}", what())),
         }
+    }
+
+    fn beyond(&mut self, what: impl FnOnce() -> String) {
+        self.findings.beyond += u64::from(self.first);
+        self.error(|| format!("{} is beyond the end of the file", what()));
     }
 
     fn aligned(&self, at: u64) -> bool {
@@ -161,7 +166,7 @@ impl<R: ReadAt + ?Sized> Walk<'_, R> {
                 return Ok(());
             }
             if at >= self.file_bytes {
-                self.error(|| format!("{}: the L2 table is beyond the end of the file", words()));
+                self.beyond(|| format!("{}: the L2 table", words()));
                 return Ok(());
             }
             self.window.count(at, header.cluster_bytes());
