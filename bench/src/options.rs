@@ -8,11 +8,11 @@ use std::path::PathBuf;
 
 pub(crate) const EXAMPLES: &str = "\
 Examples:
-  ringway bench vhost-user:/run/disk.sock
+  ringway bench vhost-user:/run/ringway/disk.sock
   ringway bench disk.img --rw read --bs 128k --iodepth 16 --runtime 10s
   ringway bench new.img --size 4G --rw randwrite --jobs 2
   ringway bench /dev/vg0/scratch --rw randrw --rwmixread 70 --allow-write
-  ringway bench vhost-user:/run/disk.sock --rw read --path request
+  ringway bench vhost-user:/run/ringway/disk.sock --rw read --path request
   ringway bench vhost-user:a.sock --vs vhost-user:b.sock --html report.html
   ringway bench new.img --size 1G --rw randwrite --verify
   ringway bench new.img --rw read --verify

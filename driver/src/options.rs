@@ -25,7 +25,7 @@ pub enum Indirect {
 ///     .queues(4)
 ///     .queue_size(512)
 ///     .memory(256 << 20)
-///     .connect("/run/disk.sock")?;
+///     .connect("/run/ringway/disk.sock")?;
 /// # Ok::<(), ringway_driver::Error>(())
 /// ```
 #[derive(Clone, Debug)]

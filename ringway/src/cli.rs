@@ -24,15 +24,15 @@ use std::ffi::OsString;
 const EXAMPLES: &str = "\
 Examples:
   ringway demo                                      see it work; no VM needed
-  ringway serve disk.img --socket /run/disk.sock    serve a disk image
+  ringway serve disk.img --socket disk.sock         serve a disk image
   ringway serve --config disks.toml                 serve several disks
-  ringway nbd disk.img --listen unix:/run/nbd.sock  serve it to NBD clients
+  ringway nbd disk.img --listen unix:nbd.sock       serve it to NBD clients
   ringway doctor disk.img                           what it can do here
-  ringway top --control /run/ringway.sock           what a daemon does, live
-  ringway ctl --control /run/ringway.sock list      its disks; and changes
-  ringway bench vhost-user:/run/disk.sock           how fast it is
+  ringway top --control control.sock                what a daemon does, live
+  ringway ctl --control control.sock list           its disks; and changes
+  ringway bench vhost-user:disk.sock                how fast it is
   ringway copy --verify disk.img backup.img         copy it, leaving out zeroes
-  ringway info vhost-user:/run/disk.sock            what a server serves
+  ringway info vhost-user:disk.sock                 what a server serves
   ringway create new.qcow2 --backing base.qcow2     a clone of an image
   ringway check new.qcow2                           is it whole?
   ringway commit new.qcow2                          merge it into its base

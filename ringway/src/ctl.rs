@@ -26,24 +26,24 @@ use std::time::Duration;
 
 const EXAMPLES: &str = "\
 Examples:
-  ringway ctl --control /run/ringway.sock list
-  ringway ctl --control /run/ringway.sock stats --json | jq .disks[0].counts
-  ringway ctl --control /run/ringway.sock add vm2.img --socket /run/vm2.sock
-  ringway ctl --control /run/ringway.sock resize vm2.img 20G
-  ringway ctl --control /run/ringway.sock retry vm2.img
-  ringway ctl --control /run/ringway.sock remove /run/vm2.sock
+  ringway ctl --control /run/ringway/control.sock list
+  export RINGWAY_CONTROL=/run/ringway/control.sock      from here on without it
+  ringway ctl stats --json | jq .disks[0].counts
+  ringway ctl add vm2.img --socket /run/ringway/vm2.sock
+  ringway ctl resize vm2.img 20G
+  ringway ctl retry vm2.img
+  ringway ctl remove vm2.sock
 
 DISK is the number of a disk, its image or its socket, as list shows them. The
 name of image or socket without its folder, or the serial number, is enough
 where only one has it.
-RINGWAY_CONTROL may name the socket instead of --control.
 Exit status: 0 done, 1 failed or refused, 2 wrong usage.";
 
 /// What the help of each of its commands ends with.
 macro_rules! example {
     ($words:literal) => {
         concat!(
-            "Examples:\n  ringway ctl --control /run/ringway.sock ",
+            "Examples:\n  ringway ctl --control control.sock ",
             $words,
             "\n\nExit status: 0 done, 1 failed or refused, 2 wrong usage."
         )
@@ -77,7 +77,7 @@ enum Command {
     #[command(after_help = example!("list"))]
     List,
     /// Show what disks, queues and workers have done.
-    #[command(after_help = example!("stats /run/vm1.sock"))]
+    #[command(after_help = example!("stats vm1.sock"))]
     Stats {
         /// Only this disk.
         disk: Option<String>,
@@ -94,7 +94,7 @@ enum Command {
         dry_run: bool,
     },
     /// Serve one more disk; the words are those of `ringway serve`.
-    #[command(after_help = example!("add vm2.img --socket /run/vm2.sock"))]
+    #[command(after_help = example!("add vm2.img --socket vm2.sock"))]
     Add(Box<DiskArgs>),
     /// Serve a disk no more: what is in flight ends, then its front-end is disconnected. Take the disk
     /// from the guest first: it loses it at once.

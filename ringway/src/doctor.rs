@@ -37,7 +37,7 @@ Examples:
   ringway doctor disk.img        and how disk.img would be served, or why not
   ringway doctor --format qcow2 vm7.qcow2  and all that it is based on
   ringway doctor --measure disk.img  and which engine reads it fastest
-  ringway doctor --control /run/ringway.sock  and a daemon's limits
+  ringway doctor --control /run/ringway/control.sock  and a daemon's limits
   ringway doctor --json disk.img | jq .image.choice
 
 It opens nothing for writing, so it can look at a disk that is being served.

@@ -22,8 +22,8 @@ const EXAMPLES: &str = "\
 Examples:
   ringway info disk.img                        an image, and what it costs
   ringway info --format qcow2 vm7.qcow2        and all that it is based on
-  ringway info vhost-user:/run/disk.sock       a served disk, by any server
-  ringway info --json /run/disk.sock | jq .limits
+  ringway info vhost-user:/run/ringway/disk.sock  a served disk, by any server
+  ringway info --json /run/ringway/disk.sock | jq .limits
   ringway info rbd:rbd/vm7                     an image of a Ceph cluster
   ringway info nbd:unix:/run/n.sock            what an NBD server offers
 

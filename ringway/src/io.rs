@@ -25,8 +25,8 @@ use target::Target;
 const EXAMPLES: &str = "\
 Examples:
   ringway io disk.img                       a prompt; `help` tells the commands
-  ringway io vhost-user:/run/disk.sock -c 'write -P 0x5a 1M 64K' -c flush
-  ringway io vhost-user:/run/disk.sock -c 'verify -P 0x5a 1M 64K'
+  ringway io vhost-user:/run/ringway/disk.sock -c 'write -P 7 1M 64K' -c flush
+  ringway io vhost-user:/run/ringway/disk.sock -c 'verify -P 7 1M 64K'
   ringway io --read-only disk.img -c 'read -v 0 512'
   ringway io --format qcow2 vm7.qcow2 -c 'read -v 1M 512'
   ringway io --read-only rbd:rbd/vm7 -c 'read -v 0 512'

@@ -38,12 +38,12 @@ use watch::Watch;
 
 const EXAMPLES: &str = "\
 Examples:
-  ringway top --control /run/ringway.sock
-  ringway top --control /run/ringway.sock --interval 500ms --sort latency
+  ringway top --control /run/ringway/control.sock
+  ringway top --control /run/ringway/control.sock --interval 1s --sort latency
   ringway top --once                              one table, for people
   ringway top --json --interval 10s | jq '.disks[] | [.image, .rates.iops]'
   ringway top --serve 127.0.0.1:9097              a page for browsers
-  ringway top --serve unix:/run/top.sock          the same, behind a proxy
+  ringway top --serve unix:/run/ringway/top.sock  the same, behind a proxy
 
 The daemon must have been started with `ringway serve --control PATH`;
 RINGWAY_CONTROL may name the socket instead of --control. Press h for keys.

@@ -21,16 +21,16 @@ use std::process::ExitCode;
 
 const EXAMPLES: &str = "\
 Examples:
-  ringway serve disk.img --socket /run/disk.sock
-  ringway serve disk.img --format raw --socket /run/disk.sock   in services
-  ringway serve new.img --size 10G --socket /run/new.sock --queues 4
-  ringway serve /dev/vg0/vm1 --socket /run/vm1.sock --cache none
-  ringway serve /dev/sdb --socket /run/old.sock --path request
-  ringway serve base.img --read-only --socket /run/base.sock
-  ringway serve null:1T --socket /run/null.sock
-  ringway serve /dev/vg0/vm2 --socket /run/vm2.sock --socket-group kvm
-  ringway serve --control /run/ringway.sock        without disks: ctl adds some
-  ringway serve vm3.img --socket /run/vm3.sock --isolate   its own process
+  ringway serve disk.img --socket /run/ringway/disk.sock
+  ringway serve a.img --format raw --socket /run/ringway/a.sock   in services
+  ringway serve new.img --size 10G --socket /run/ringway/new.sock --queues 4
+  ringway serve /dev/vg0/vm1 --socket /run/ringway/vm1.sock --cache none
+  ringway serve /dev/sdb --socket /run/ringway/old.sock --path request
+  ringway serve base.img --read-only --socket /run/ringway/base.sock
+  ringway serve null:1T --socket /run/ringway/null.sock
+  ringway serve /dev/vg0/vm2 --socket /run/ringway/vm2.sock --socket-group kvm
+  ringway serve --control /run/ringway/control.sock  without disks: ctl adds
+  ringway serve vm3.img --socket /run/ringway/vm3.sock --isolate  in its process
   ringway serve --xen --queues 4                   what Xen's toolstack attaches
   ringway serve --xen --user disks:disks           the same, as another user
 
@@ -40,12 +40,12 @@ at its folder:
   socket-group = \"kvm\"
   [[disk]]
   image = \"vm1.img\"
-  socket = \"/run/vm1.sock\"
+  socket = \"/run/ringway/vm1.sock\"
   format = \"raw\"
   queues = 4
   [[disk]]
   image = \"/dev/vg0/vm2\"
-  socket = \"/run/vm2.sock\"
+  socket = \"/run/ringway/vm2.sock\"
   read-only = true
 
 The same for guests of a Xen host: options for all disks, and for those that a

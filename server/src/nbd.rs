@@ -13,13 +13,13 @@ use std::process::ExitCode;
 
 const EXAMPLES: &str = "\
 Examples:
-  ringway nbd disk.img --listen unix:/run/disk.sock
+  ringway nbd disk.img --listen unix:/run/ringway/disk.sock
   ringway nbd disk.img --format raw --listen 127.0.0.1:10809 --export vm1
-  ringway nbd /dev/vg0/snap --read-only --listen unix:/run/snap.sock
-  ringway nbd vm1.qcow2 vm2.qcow2 --format qcow2 --listen unix:/run/vms.sock
+  ringway nbd /dev/vg0/snap --read-only --listen unix:/run/ringway/snap.sock
+  ringway nbd vm1.qcow2 vm2.qcow2 --format qcow2 --listen unix:vms.sock
   ringway nbd disk.img --listen 0.0.0.0 --tls-cert cert.pem --tls-key key.pem
-  nbdinfo 'nbd+unix:///?socket=/run/disk.sock'
-  nbdcopy 'nbd+unix:///?socket=/run/snap.sock' backup.img
+  nbdinfo 'nbd+unix:///?socket=/run/ringway/disk.sock'
+  nbdcopy 'nbd+unix:///?socket=/run/ringway/snap.sock' backup.img
   qemu-img convert nbd://127.0.0.1/vm1 -O qcow2 vm1.qcow2
 
 With --tls-cert and --tls-key clients need TLS at ports, and may use it at Unix

@@ -16,8 +16,8 @@ Examples:
   ringway copy --reflink always a.img b.img     share blocks, or fail
   ringway copy --prealloc falloc a.img b.img    reserve all of its space first
   ringway copy --force disk.img /dev/vg0/vm1    onto a block device
-  ringway copy vhost-user:/run/disk.sock backup.img
-  ringway copy --force backup.img vhost-user:/run/disk.sock
+  ringway copy vhost-user:/run/ringway/disk.sock backup.img
+  ringway copy --force backup.img vhost-user:/run/ringway/disk.sock
   ringway copy --from-format qcow2 vm7.qcow2 vm7.img   with all it is based on
   ringway copy disk.img disk.qcow2              a qcow2 image, without holes
   ringway copy --compress=zstd disk.img small.qcow2
