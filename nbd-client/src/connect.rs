@@ -84,7 +84,7 @@ impl Connected {
 #[derive(Debug, thiserror::Error)]
 pub enum ConnectError {
     /// Nobody listens, or what the host says.
-    #[error("cannot connect to {address}: {source}")]
+    #[error("cannot connect to {address}: {source}. Does its server run?")]
     Socket {
         /// Where.
         address: String,

@@ -189,7 +189,9 @@ pub(crate) fn with_tip(mut error: clap::Error, args: &[OsString]) -> clap::Error
     let tip = match error.kind() {
         ErrorKind::InvalidSubcommand => {
             let word = word(&error, ContextKind::InvalidSubcommand);
-            ELSEWHERE.iter().find(|(name, _)| *name == word).map(|(_, tip)| (*tip).to_owned())
+            let known = ELSEWHERE.iter().find(|(name, _)| *name == word);
+            let of_ctl = || of("ctl").find_subcommand(&word).map(|_| format!("`ringway ctl {word}`"));
+            known.map(|(_, tip)| (*tip).to_owned()).or_else(of_ctl)
         }
         ErrorKind::UnknownArgument => {
             // To have it taken for a file is never what was meant.

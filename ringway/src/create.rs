@@ -143,7 +143,8 @@ pub(crate) fn run(args: &CreateArgs, log: &LogArgs) -> anyhow::Result<ExitCode> 
 fn can_be(size: u64) -> anyhow::Result<()> {
     ensure!(
         size > 0 && size % 512 == 0,
-        "its size, {size} bytes, is not a positive multiple of 512 bytes"
+        "its size, {size} bytes, is not a positive multiple of 512 bytes, as {} is",
+        (size / 512).max(1) * 512
     );
     let words = Size(size);
     ensure!(

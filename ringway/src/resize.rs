@@ -75,7 +75,8 @@ pub(crate) fn run(args: &ResizeArgs, log: &LogArgs) -> anyhow::Result<ExitCode> 
     let (name, Size(size)) = (printable(&args.image), args.size);
     ensure!(
         size > 0 && size % 512 == 0,
-        "{name}: {size} bytes are not a positive multiple of 512 bytes"
+        "{name}: {size} bytes are not a positive multiple of 512 bytes, as {} are",
+        (size / 512).max(1) * 512
     );
     ensure!(
         i64::try_from(size).is_ok(),

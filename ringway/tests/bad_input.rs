@@ -113,7 +113,7 @@ fn socket_path_too_long() {
 #[test]
 fn missing_folder() {
     let dir = folder();
-    let what = ["no/s", "folder does not exist"];
+    let what = ["no/s", "folder does not exist: make it"];
     serve_refused(dir.path(), &["disk.img", "--socket", "no/s"], FAILED, &what);
     serve_refused(dir.path(), &["new.img", "--size", "1M", "--socket", "no/s"], FAILED, &what);
     let what = ["no/new.img", "folder does not exist"];

@@ -58,6 +58,8 @@ fn words_of_other_programs_are_answered_with_a_pointer() {
         (&["amend", "a"], "`qemu-img amend`"),
         (&["bitmap", "a"], "`qemu-img bitmap`"),
         (&["dd", "if=a", "of=b"], "`ringway copy`"),
+        (&["list"], "`ringway ctl list`"),
+        (&["pause", "a"], "`ringway ctl pause`"),
     ] {
         let said = says(dir.path(), args, 2, &["tip: ", tip]);
         assert!(!said.contains("as a value, use '--") && !said.contains("similar"), "{said}");
@@ -116,6 +118,8 @@ fn a_raw_image_is_resized_as_its_file() {
     assert!(std::fs::read(dir.join("disk.img")).unwrap() == vec![7; 1 << 20]);
     says(dir, &["resize", "disk.img", "1M"], 0, &["it has 1 MiB already"]);
     says(dir, &["resize", "-f", "qcow2", "disk.img", "4M"], 1, &["it is no qcow2 image"]);
+    says(dir, &["resize", "disk.img", "1000"], 1, &["1000 bytes are not", "as 512 are"]);
+    says(dir, &["create", "new", "1025"], 1, &["1025 bytes, is not", "as 1024 is"]);
     for (size, why) in [("8E", "less than 8 EiB (8E)"), ("7E", "takes no file as long as 7 EiB")] {
         let said = says(dir, &["resize", "disk.img", size], 1, &["disk.img: ", why]);
         assert!(!said.contains("os error"), "{said}");

@@ -24,7 +24,9 @@ pub enum BindError {
     #[error("{0}: there is a file of this name and it is not a socket. Choose another path")]
     NotASocket(PathBuf),
     /// The folder is missing.
-    #[error("{0}: cannot make the socket, because its folder does not exist")]
+    #[error(
+        "{0}: cannot make the socket, because its folder does not exist: make it, or choose another path"
+    )]
     NoFolder(PathBuf),
     /// A limit of `struct sockaddr_un`.
     #[error("{0}: the path is too long for a socket (at most 107 bytes). Choose a shorter one")]
