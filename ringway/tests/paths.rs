@@ -1,7 +1,8 @@
 //! `ringway serve --path`: merged where it was asked for, chosen where it was not.
 
-use crate::common::{Daemon, PATIENCE, folder};
+use crate::common::{Daemon, PATIENCE, folder, says};
 use ringway_driver::{BlkQueue, Device, Options};
+use serde_json::Value;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -69,24 +70,42 @@ fn neighbours_are_merged_on_request_and_counted() {
     }
 }
 
+/// The guest's load decides how often it does: a line for each would fill a log.
 #[test]
-fn auto_takes_up_merging_on_a_slow_disk_and_says_so() {
-    let dir = folder();
-    let args = ["sim:hdd:1G", "--socket", "s", "--stats", "--workers", "1", "-v"];
-    let daemon = Daemon::serve(dir.path(), &args);
-    let mut device = connect(dir.path());
-    let mut queue = device.queue().unwrap();
-    let mut looked = Instant::now();
-    stream(&device, &mut queue, |_| {
-        let due = looked.elapsed() > Duration::from_millis(50);
-        if due {
-            looked = Instant::now();
-        }
-        due && daemon.log().contains(": path request (")
-    });
-    drop((queue, device));
-    let stats = daemon.stop();
-    let path = row(&stats, "in use", "sim:hdd:");
-    assert_eq!(path[1], "auto", "{stats}");
-    assert_ne!(path[3], "0", "{stats}");
+fn e82_auto_takes_up_merging_on_a_slow_disk_which_is_counted_and_logged_on_request() {
+    for verbose in [false, true] {
+        let dir = folder();
+        let dir = dir.path();
+        let args = ["sim:hdd:1G", "--socket", "s", "--control", "ctl", "--workers", "1", "--stats"];
+        let more = if verbose { &["-v"][..] } else { &[] };
+        let mut daemon = Daemon::serve(dir, &[&args[..], more].concat());
+        let mut device = connect(dir);
+        let mut queue = device.queue().unwrap();
+        let asked = |args: &[&str]| says(dir, &[args, &["--control", "ctl"]].concat(), 0, &[]);
+        let path = || {
+            let said: Value = serde_json::from_str(&asked(&["ctl", "stats", "--json"])).unwrap();
+            said["disks"][0]["path"].clone()
+        };
+        let mut looked = Instant::now();
+        stream(&device, &mut queue, |_| {
+            let due = looked.elapsed() > Duration::from_millis(50);
+            if due {
+                looked = Instant::now();
+            }
+            due && path()["switches"] != 0 && (!verbose || daemon.log().contains("path request"))
+        });
+        drop((queue, device));
+        let path = path();
+        assert_eq!(path["kind"], "auto");
+        let shown = asked(&["top", "--once", "--interval", "100ms"]);
+        let in_use = format!("auto: {}", path["in_use"].as_str().unwrap());
+        assert!(shown.contains(&in_use), "{in_use}: {shown}");
+        daemon.signal(libc::SIGTERM);
+        let (_, stats) = daemon.wait();
+        assert_ne!(row(&stats, "in use", "sim:hdd:")[3], "0", "{stats}");
+        let log = daemon.log();
+        let lines: Vec<_> = log.lines().filter(|line| line.contains(": path ")).collect();
+        assert_eq!(lines.is_empty(), !verbose, "{log}");
+        assert!(lines.iter().all(|line| line.contains("DEBUG")), "{log}");
+    }
 }
