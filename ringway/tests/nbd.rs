@@ -2,7 +2,7 @@
 //! refused; kills and signals lose nothing that was answered.
 #![allow(missing_docs, clippy::cast_possible_truncation)]
 
-use crate::common::{Daemon, folder, ringway, run, snapshot, text};
+use crate::common::{Daemon, folder, ringway, run, says, snapshot, text};
 use ringway_testkit::nbd::{Client, EXTENDED, QEMU, STRUCTURED, command as c, extents_of, flag};
 use ringway_testkit::{Mounted, Need, Rng, skip};
 use std::os::unix::net::UnixStream;
@@ -590,5 +590,19 @@ fn c53_old_writes_are_known_although_nobody_is_told_of_them() {
     assert_eq!(second.reply().unwrap().cookie, 2, "the first one does not wait");
     assert_eq!(first.reply().unwrap().error, 0);
     assert_eq!(second.reply().unwrap().cookie, 1);
+    daemon.stop();
+}
+
+/// As the one export of qemu-nbd, which clients get that name none.
+#[test]
+fn e83_an_export_may_have_no_name() {
+    let dir = folder();
+    let dir = dir.path();
+    let mut daemon = nbd(dir, &["disk.img", "--listen", "unix:n.sock", "--export", ""]);
+    let socket = dir.join("n.sock").display().to_string();
+    assert_eq!(uri_of(&mut daemon), format!("nbd+unix:///?socket={socket}"));
+    says(dir, &["info", &format!("nbd:unix:{socket}")], 0, &["1 MiB"]);
+    let other = format!("nbd:unix:{socket}:disk.img");
+    says(dir, &["info", &other], 1, &["the server has no export 'disk.img'", "It has: ''"]);
     daemon.stop();
 }
