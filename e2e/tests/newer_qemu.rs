@@ -39,8 +39,19 @@ impl Bench {
     }
 }
 
-/// Boots with the command line of the README, behind an IOMMU or not, works, and goes on after each kill of the
-/// daemon.
+/// What the README has a newer QEMU started with, at this socket.
+fn words_of_the_readme(socket: &Path) -> Result<Vec<String>> {
+    let readme = include_str!("../../README.md");
+    let (_, rest) = readme.split_once("**QEMU** (9.2 and later").context("no words for QEMU")?;
+    let words = rest.split("```").nth(1).context("no block")?.replace('\\', " ");
+    let at = "path=/run/ringway/disk.sock,";
+    ensure!(words.matches(at).count() == 1, "{words}");
+    let words = words.replace(at, &format!("path={},", socket.display()));
+    Ok(words.split_whitespace().map(str::to_owned).collect())
+}
+
+/// Boots with the command line of the README, as it stands unless the ring is packed or behind an IOMMU, works, and
+/// goes on after each kill of the daemon.
 fn survives_kills(programs: &Path, name: &str, packed: bool, iommu: bool) -> Result<()> {
     let qemu = &programs.join("qemu-system-x86_64");
     let bench = Bench::new()?;
@@ -53,7 +64,11 @@ fn survives_kills(programs: &Path, name: &str, packed: bool, iommu: bool) -> Res
         disk = disk.behind_iommu();
     }
     let limit = Duration::from_secs(300 + 20 * u64::from(KILLS));
-    let guest = Guest::new("kill").name(name).qemu(qemu).disk(disk).limit(limit);
+    let guest = Guest::new("kill").name(name).qemu(qemu).limit(limit);
+    let guest = match packed || iommu {
+        true => guest.disk(disk),
+        false => words_of_the_readme(&bench.socket())?.into_iter().fold(guest, Guest::qemu_arg),
+    };
     let guest = guest.param("kills", KILLS).param("timeout", limit.as_secs());
     let (mut killed, mut said) = (0, String::new());
     let report = guest.boot()?.finish_with(|_| {
