@@ -64,6 +64,29 @@ fn c15_a_paused_disk_is_paused_in_the_next_daemon() {
     }
 }
 
+/// As a daemon leaves it that is killed with its helper during a snapshot.
+#[test]
+fn e80_a_state_of_two_names_goes_with_the_last_thing_that_was_kept() {
+    for sandbox in [&[][..], &["--sandbox", "off"], &["--isolate"]] {
+        let dir = folder();
+        let dir = dir.path();
+        let state = dir.join("state");
+        let daemon = serve(dir, sandbox);
+        ctl(dir, &["pause", "0"]);
+        daemon.stop();
+        let kept = crate::common::names(&state);
+        assert_eq!(kept.len(), 1, "{kept:?}");
+        std::fs::hard_link(state.join(&kept[0]), state.join("image-1-2-3")).unwrap();
+        std::fs::write(state.join("of-another"), "").unwrap();
+        serve(dir, sandbox).stop();
+        assert_eq!(crate::common::names(&state).len(), 3, "whichever is served finds it");
+        let daemon = serve(dir, sandbox);
+        ctl(dir, &["resume", "0"]);
+        daemon.stop();
+        assert_eq!(crate::common::names(&state), ["of-another"], "{sandbox:?}");
+    }
+}
+
 /// It was moved, or its file system is not mounted: its guest would find an empty disk in its place.
 #[test]
 fn c88_an_image_that_was_served_is_not_made_again_by_the_next_daemon() {

@@ -18,8 +18,8 @@ use ringway_image::{Journal, learn_boot};
 use ringway_nbd_client::Counts;
 use ringway_terminal::reasons::in_full;
 use rustix::fs::{
-    AtFlags, CWD, FallocateFlags, FlockOperation, Mode, OFlags, chmod, flock, linkat, mkdirat,
-    openat, unlinkat,
+    AtFlags, CWD, Dir, FallocateFlags, FlockOperation, Mode, OFlags, chmod, flock, linkat, mkdirat,
+    openat, statat, unlinkat,
 };
 use rustix::io::Errno;
 use std::fs::File;
@@ -425,9 +425,28 @@ impl StateKeeper {
             for kept in &self.images {
                 let _ = unlinkat(self.folder.as_fd(), kept.name.to_string(), AtFlags::empty());
             }
+            // Best effort: a name that stays costs a file.
+            let _ = self.remove_other_names();
         } else {
             self.remember();
         }
+    }
+
+    /// A daemon that died with its helper while its disk was put on top of another image ([`StateKeeper::follow`]) has
+    /// left the state with the names of both. Nothing is left to be kept of either.
+    fn remove_other_names(&self) -> anyhow::Result<()> {
+        let state = self.state.metadata()?;
+        if state.nlink() == 0 {
+            return Ok(());
+        }
+        for entry in Dir::read_from(&*self.folder)? {
+            let entry = entry?;
+            let stat = statat(&*self.folder, entry.file_name(), AtFlags::SYMLINK_NOFOLLOW)?;
+            if (stat.st_ino, stat.st_dev) == (state.ino(), state.dev()) {
+                unlinkat(&*self.folder, entry.file_name(), AtFlags::empty())?;
+            }
+        }
+        Ok(())
     }
 }
 
