@@ -1,6 +1,5 @@
 //! Flushes that have failed, and what of that outlives this process: see [`crate::state`].
 
-use crate::active::Active;
 use crate::choices::CacheMode;
 use crate::disk::Disk;
 use crate::state::{
@@ -94,7 +93,7 @@ impl Disk {
     /// What an earlier process had answered, and its guest not flushed, may not be in the image: to that guest
     /// flushes fail.
     #[cold]
-    pub(crate) fn answered_is_lost(&self, active: &Active) {
+    pub(crate) fn answered_is_lost(&self) {
         tracing::warn!(
             disk = self.name(),
             "what a guest had written and not flushed may be lost: the daemon that served it was killed with its \
@@ -102,17 +101,7 @@ impl Disk {
              not its --state-dir; or a sync had failed; or this is a copy of an image that was in use. Flushes fail \
              for that guest, until one begins afresh"
         );
-        self.failed_before(active);
-    }
-
-    /// What an earlier process has written may be lost: flushes fail for the guest that it had.
-    #[cold]
-    pub(crate) fn failed_before(&self, active: &Active) {
-        if let Some(state) = &active.state {
-            state.word().fetch_or(STATE_FLUSH_FAILED, SeqCst);
-        }
-        self.failure_inherited.store(true, SeqCst);
-        self.flush_failed.store(true, SeqCst);
+        self.inherit_failure();
     }
 
     /// What an earlier process had answered, and its guest not flushed, may be lost with the server of this disk:
@@ -125,6 +114,12 @@ impl Disk {
              that daemon was killed, and nobody can tell whether the server was started anew since. Flushes fail \
              for the guest that it had, until one begins afresh. --cache writethrough leaves nothing to be lost"
         );
+        self.inherit_failure();
+    }
+
+    /// Flushes fail for the guest that was served before, until one begins afresh.
+    #[cold]
+    pub(crate) fn inherit_failure(&self) {
         self.keep(STATE_FLUSH_FAILED, true);
         self.failure_inherited.store(true, SeqCst);
         self.flush_failed.store(true, SeqCst);

@@ -1,6 +1,6 @@
 //! A disk whose image says where its clusters are.
 
-use crate::active::{Active, shared};
+use crate::active::shared;
 use crate::choices::CacheMode;
 use crate::disk::Disk;
 use crate::holding::is_no_space;
@@ -8,7 +8,7 @@ use crate::resize::forget_cached;
 use crate::unmapped::Unmapped;
 use ringway_core::sync_turn::sync_patiently;
 use ringway_image::{
-    Bases, BelowLost, Image, ImageClient, Layer, LayerFormat, Replayed, Use, replay,
+    Bases, BelowLost, Image, ImageClient, Journal, Layer, LayerFormat, Replayed, Use, replay,
     write_tables_again,
 };
 use std::io::{self, Seek, SeekFrom};
@@ -36,13 +36,8 @@ impl Disk {
             return Ok(());
         }
         self.leave_unwritten()?;
-        let mut active = self.active();
-        if let Some(Unmapped { mut layers, usage }) = active.unmapped.take() {
-            self.finish(&mut layers, usage, &active)?;
-            let image = self.open_image(layers, usage, &active)?;
-            active.serve(image)?;
-        }
-        Ok(())
+        let unmapped = self.active().unmapped.take();
+        unmapped.map_or(Ok(()), |unmapped| self.map(unmapped))
     }
 
     /// True if something waits for an image of it in the state folder of a daemon that was killed, or if one of
@@ -106,10 +101,10 @@ impl Disk {
     pub fn map_image_again(&self) -> io::Result<u64> {
         self.leave_unwritten()?;
         let unit = self.image_unit();
-        let mut active = self.active();
+        let active = self.active();
         let Some(Unmapped { layers, usage }) = &active.unmapped else { return Ok(self.capacity()) };
-        let usage = *usage;
-        let mut layers = layers.clone();
+        let (mut layers, usage) = (layers.clone(), *usage);
+        drop(active);
         if let Some(top) = layers.first_mut() {
             *top = top.taken_over(usage, unit)?;
         }
@@ -118,11 +113,34 @@ impl Disk {
             _ => return Err(io::ErrorKind::Unsupported.into()),
         };
         self.judge_size(bytes).map_err(io::Error::other)?;
-        self.finish(&mut layers, usage, &active)?;
-        let image = self.open_image(layers, usage, &active)?;
+        self.map(Unmapped { layers, usage })?;
+        Ok(bytes)
+    }
+
+    /// Reads its tables, and serves it from them. That takes as long as its storage likes: nothing is held meanwhile that
+    /// others need to learn how it is.
+    fn map(&self, Unmapped { mut layers, usage }: Unmapped) -> io::Result<()> {
+        let active = self.active();
+        let (journal, to_use) = (active.journal.clone(), active.journal_to_use());
+        let bases = Arc::clone(&active.bases);
+        drop(active);
+        self.finish(&mut layers, usage, journal.as_deref(), to_use.as_deref())?;
+        let unit = self.image_unit();
+        let image = match &to_use {
+            Some(journal) => Image::open_with_journal(layers, usage, &bases, unit, journal),
+            None => Image::open_beside(layers, usage, &bases, unit),
+        };
+        let image = image.inspect_err(|error| {
+            if BelowLost::is(error) {
+                // The host tells nobody else.
+                self.inherit_failure();
+            }
+        })?;
+        let image = shared(image, self.cached_turn());
+        let mut active = self.active();
         active.serve(image)?;
         active.unmapped = None;
-        Ok(bytes)
+        Ok(())
     }
 
     /// The image that says where its clusters are, if it is no raw one. After a snapshot it is another.
@@ -159,7 +177,9 @@ impl Disk {
             return Ok(());
         }
         let active = self.active();
-        let layers = active.unmapped.as_ref().map_or(&[][..], |unmapped| &unmapped.layers);
+        let layers = active.unmapped.as_ref().map_or(vec![], |unmapped| unmapped.layers.clone());
+        let files = [Some(Arc::clone(&active.file)), active.data_file()];
+        drop(active);
         if let Some(Layer { file, .. }) = layers.first() {
             let bytes = (&**file).seek(SeekFrom::End(0))?;
             write_tables_again(file, bytes, self.image_unit()).map_err(|error| {
@@ -167,8 +187,7 @@ impl Disk {
                 io::Error::new(error.kind(), format!("{text}: {error}"))
             })?;
         }
-        let data = active.data_file();
-        for file in [&active.file].into_iter().chain(&data) {
+        for file in files.iter().flatten() {
             // What cannot be written now either is known to be lost.
             let _ = sync_patiently(|| file.sync_data());
             forget_cached(file);
@@ -177,28 +196,14 @@ impl Disk {
         Ok(())
     }
 
-    /// Opens an image that is to be served, in which nothing is left to be done for an earlier process.
-    fn open_image(
-        &self,
-        layers: Vec<Layer>,
-        usage: Use,
-        active: &Active,
-    ) -> io::Result<Arc<Image>> {
-        let (bases, unit) = (&active.bases, self.image_unit());
-        let image = match &active.journal_to_use() {
-            Some(journal) => Image::open_with_journal(layers, usage, bases, unit, journal),
-            None => Image::open_beside(layers, usage, bases, unit),
-        };
-        image.map(|image| shared(image, self.cached_turn())).inspect_err(|error| {
-            if BelowLost::is(error) {
-                // The host tells nobody else.
-                self.failed_before(active);
-            }
-        })
-    }
-
     /// Does what a process that was killed had left to do in an image.
-    fn finish(&self, layers: &mut [Layer], usage: Use, active: &Active) -> io::Result<()> {
+    fn finish(
+        &self,
+        layers: &mut [Layer],
+        usage: Use,
+        journal: Option<&Journal>,
+        to_use: Option<&Journal>,
+    ) -> io::Result<()> {
         let Some(Layer { file, file_bytes, format, .. }) = layers.first_mut() else {
             return Ok(());
         };
@@ -207,10 +212,9 @@ impl Disk {
             return Ok(());
         }
         let bytes = if usage.grows { file.metadata()?.len() } else { *file_bytes };
-        let (unit, journal) = (self.image_unit(), active.journal.as_deref());
-        let lost = &mut || self.answered_is_lost(active);
-        let replayed = replay(file, bytes, unit, journal, lost);
-        let replayed = match (replayed, active.journal_to_use()) {
+        let lost = &mut || self.answered_is_lost();
+        let replayed = replay(file, bytes, self.image_unit(), journal, lost);
+        let replayed = match (replayed, to_use) {
             (Err(error), Some(journal))
                 if error.raw_os_error().is_some_and(is_no_space) && journal.is_used() =>
             {

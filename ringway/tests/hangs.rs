@@ -5,7 +5,10 @@ use crate::common::guest::wait_for as until;
 use crate::common::{Daemon, PATIENCE, folder, ringway, run, text, write};
 use ringway_driver::Options;
 use ringway_testkit::LateStore;
+use ringway_testkit::raw::{F_FLUSH, F_VERSION_1, RawGuest};
+use std::fs::File;
 use std::io::{Read, Write};
+use std::os::unix::fs::FileExt;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 
@@ -49,4 +52,41 @@ fn e34_a_path_that_hangs_keeps_nobody_else_waiting() {
     assert_eq!(status.code(), Some(0), "{}", daemon.log());
     assert!(!dir.join("u").exists() && !dir.join("s").exists(), "it ended in order");
     store.let_go();
+}
+
+/// A guest comes by live migration, and the storage of its image hangs when its tables are read.
+#[test]
+fn e70_an_incoming_image_on_hung_storage_keeps_nobody_else_waiting() {
+    let (dir, mount) = (folder(), tempfile::tempdir().unwrap());
+    let dir = dir.path();
+    let mut create = ringway();
+    create.args(["create", "image.qcow2", "1M"]).current_dir(dir);
+    assert!(run(create).status.success());
+    let image = std::fs::read(dir.join("image.qcow2")).unwrap();
+    let store = match LateStore::mount(mount.path(), image.len()) {
+        Ok(store) => store,
+        Err(lack) => return lack.skip(),
+    };
+    File::options().write(true).open(store.path()).unwrap().write_all_at(&image, 0).unwrap();
+    let path = store.path().to_str().unwrap();
+    let words = [path, "--format", "qcow2", "--incoming", "--socket", "s", "--control", "c"];
+    let daemon = Daemon::serve(dir, &words);
+    let (done, said) = ctl(dir, &["add", "disk.img", "--format", "raw", "--socket", "t"]);
+    assert!(done, "{said}");
+    store.hang_reads();
+    let line = UnixStream::connect(dir.join("s")).unwrap();
+    let comes = std::thread::spawn(move || {
+        let mut guest = RawGuest::connect(line, F_VERSION_1 | F_FLUSH);
+        (guest.start_queue(0).unwrap(), guest)
+    });
+    until("nobody reads its tables", || store.hanging() > 0);
+    let unlocked = r#""state": "unlocked""#;
+    let (done, said) = ctl(dir, &["list", "--json"]);
+    assert!(done && said.contains("disk.img") && said.contains(unlocked), "{said}");
+    store.let_go();
+    let (started, guest) = comes.join().unwrap();
+    assert!(started);
+    until("its image is not locked", || !ctl(dir, &["list", "--json"]).1.contains(unlocked));
+    drop(guest);
+    daemon.stop();
 }

@@ -50,6 +50,17 @@ struct Shared {
     syncs: Vec<Instant>,
     /// Who looks that name up.
     hanging: Vec<ReplyEntry>,
+    /// Reads that come have no answer, and these have none: where, and how much.
+    reads_hang: bool,
+    reading: Vec<(u64, u32, ReplyData)>,
+}
+
+impl Shared {
+    fn read(&self, offset: u64, size: u32, reply: ReplyData) {
+        let bytes = self.bytes.get(usize::try_from(offset).unwrap_or(usize::MAX)..);
+        let bytes = bytes.unwrap_or(&[]);
+        reply.data(&bytes[..bytes.len().min(size as usize)]);
+    }
 }
 
 /// What is stored, and the number of its file.
@@ -158,13 +169,14 @@ impl Filesystem for Store {
         _: Option<LockOwner>,
         reply: ReplyData,
     ) {
-        let shared = self.lock();
+        let mut shared = self.lock();
         if let Some(errno) = shared.fails.read {
             return reply.error(Errno::from_i32(errno));
         }
-        let bytes = shared.bytes.get(usize::try_from(offset).unwrap_or(usize::MAX)..);
-        let bytes = bytes.unwrap_or(&[]);
-        reply.data(&bytes[..bytes.len().min(size as usize)]);
+        if shared.reads_hang {
+            return shared.reading.push((offset, size, reply));
+        }
+        shared.read(offset, size, reply);
     }
 
     fn write(
@@ -227,8 +239,8 @@ impl LateStore {
     /// What this machine lacks.
     pub fn mount(folder: &Path, bytes: usize) -> Result<Self, Lack> {
         let (bytes, delay) = (vec![0; bytes], Duration::ZERO);
-        let (fails, log, syncs, hanging) = Default::default();
-        let shared = Shared { bytes, delay, fails, log, syncs, hanging };
+        let (fails, log, syncs, hanging, reads_hang, reading) = Default::default();
+        let shared = Shared { bytes, delay, fails, log, syncs, hanging, reads_hang, reading };
         // What a daemon keeps of an image is named after the numbers of device and file, and the kernel gives
         // devices' numbers again: another store must not be taken for this one.
         let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(2, |time| time.as_nanos());
@@ -248,16 +260,27 @@ impl LateStore {
         &self.path
     }
 
-    /// How many look up a file beside the image, `hangs`, and have no answer.
+    /// How many look up a file beside the image, `hangs`, or read it after [`LateStore::hang_reads`], and have no answer.
     #[must_use]
     pub fn hanging(&self) -> usize {
-        self.store.lock().hanging.len()
+        let shared = self.store.lock();
+        shared.hanging.len() + shared.reading.len()
     }
 
-    /// They get one: there is no such file.
+    /// Reads of the image that come from now on have no answer.
+    pub fn hang_reads(&self) {
+        self.store.lock().reads_hang = true;
+    }
+
+    /// All get one: there is no such file; what is read is there.
     pub fn let_go(&self) {
-        let hanging = std::mem::take(&mut self.store.lock().hanging);
+        let mut shared = self.store.lock();
+        let hanging = std::mem::take(&mut shared.hanging);
         hanging.into_iter().for_each(|reply| reply.error(Errno::ENOENT));
+        shared.reads_hang = false;
+        for (offset, size, reply) in std::mem::take(&mut shared.reading) {
+            shared.read(offset, size, reply);
+        }
     }
 
     /// How long each write that comes from now on is on its way.

@@ -111,7 +111,7 @@ fn requests_are(count: u64) -> &'static str {
 }
 
 impl<Q: QueueLifecycle> Export<Q> {
-    fn change(&self) -> Result<MutexGuard<'_, ()>, ChangeError> {
+    pub(super) fn change(&self) -> Result<MutexGuard<'_, ()>, ChangeError> {
         match self.changing.try_lock() {
             Ok(guard) => Ok(guard),
             Err(TryLockError::Poisoned(poisoned)) => Ok(poisoned.into_inner()),

@@ -140,18 +140,12 @@ impl<Q: QueueLifecycle> Export<Q> {
     /// A queue is ready to run: true if it may. If not, whoever asks does so again after
     /// [`LockWait::pause`].
     pub fn may_run(&self, wait: &mut Option<LockWait>) -> bool {
-        let mut state = lock(&self.image_lock.state);
-        let outcome = match state.ready() {
-            // Its lock was about to be given up, and its tables were by then.
-            Before::Run if self.disk.has_forgotten_image() => self.map_again().map_err(Some),
-            Before::Run => Ok(()),
+        let before = lock(&self.image_lock.state).ready();
+        let outcome = match before {
+            Before::Run if !self.disk.has_forgotten_image() => Ok(()),
             Before::Wait => Err(None),
-            Before::Lock => self.take_lock().map_err(Some),
+            Before::Run | Before::Lock => self.make_ours(),
         };
-        if outcome.is_ok() {
-            state.locked();
-        }
-        drop(state);
         match outcome {
             Ok(()) if self.holds() => {
                 // It was paused where it was served before.
@@ -179,6 +173,22 @@ impl<Q: QueueLifecycle> Export<Q> {
                 false
             }
         }
+    }
+
+    /// Takes the lock, or only reads the tables again, if those were given up and the lock was not. Its storage may take
+    /// its time: who asks how the disk is does not wait for that, and who leaves it does. An error without words is that
+    /// somebody changes it, or gives it up.
+    #[cold]
+    fn make_ours(&self) -> Result<(), Option<String>> {
+        let Ok(_alone) = self.change() else { return Err(None) };
+        let before = lock(&self.image_lock.state).ready();
+        match before {
+            Before::Run => self.map_again()?,
+            Before::Lock => self.take_lock()?,
+            Before::Wait => return Err(None),
+        }
+        lock(&self.image_lock.state).locked();
+        Ok(())
     }
 
     /// Takes the lock, and looks at what may have changed while others had it.
@@ -317,11 +327,14 @@ fn release(disk: &Disk, state: &Mutex<LockState>, changing: &Mutex<()>, pass: Op
             );
         }
     }
-    let mut state = lock(state);
-    if state.synced(synced.is_ok()) {
+    let gives_up = lock(state).gives_up(synced.is_ok());
+    if gives_up {
+        // Who looks after that may wait for its storage.
         disk.leave_state();
         disk.unlock();
-        drop(state);
+    }
+    lock(state).released(gives_up);
+    if gives_up {
         if let Some(pass) = pass {
             let (disk, suppressed) = (name, pass.suppressed);
             info!(disk, suppressed, "the guest has left during a migration: its image is unlocked");
@@ -343,7 +356,7 @@ mod tests {
     use std::os::fd::RawFd;
     use std::path::PathBuf;
     use std::sync::atomic::AtomicBool;
-    use std::sync::mpsc::{SyncSender, sync_channel};
+    use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 
     /// Queues of which there are none.
     enum Never {}
@@ -412,6 +425,88 @@ mod tests {
                 }
                 std::thread::sleep(Duration::from_millis(1));
             }
+        }
+    }
+
+    /// Storage that answers once the other end is dropped.
+    struct Hung(SyncSender<()>, Mutex<Receiver<()>>);
+
+    impl Hung {
+        fn new() -> (Self, Receiver<()>, SyncSender<()>) {
+            let ((begun, has_begun), (goes_on, hangs)) = (sync_channel(1), sync_channel(0));
+            (Self(begun, Mutex::new(hangs)), has_begun, goes_on)
+        }
+
+        fn hang(&self) {
+            self.0.send(()).unwrap();
+            let _ = lock(&self.1).recv();
+        }
+    }
+
+    impl Names for Hung {
+        fn leads_to(&self, _: &Disk) -> bool {
+            self.hang();
+            true
+        }
+
+        fn holder(&self, _: &Disk) -> String {
+            String::new()
+        }
+
+        fn keep_state(&self, _: &Disk) -> Result<(), String> {
+            Ok(())
+        }
+    }
+
+    /// What is kept of a disk there.
+    struct HungKeeper(Hung);
+
+    impl Drop for HungKeeper {
+        fn drop(&mut self) {
+            self.0.hang();
+        }
+    }
+
+    /// The storage of a disk hangs when its guest comes, and when it leaves: who asks how it is does not wait for that.
+    #[test]
+    fn e70_a_guest_that_waits_for_hung_storage_keeps_nobody_else_waiting() {
+        let folder = tempfile::tempdir().unwrap();
+        let image = folder.path().join("image");
+        File::create_new(&image).unwrap().set_len(1 << 20).unwrap();
+        let state = tempfile::tempfile().unwrap();
+        state.set_len(STATE_FILE_BYTES).unwrap();
+        let mut options = OpenOptions::new(Source::Path(image));
+        (options.raw, options.incoming) = (true, true);
+        let disk = Arc::new(open(&options).unwrap());
+        let (names, looks, goes_on) = Hung::new();
+        let (handle, _inbox) = command_channel::<Never>().unwrap();
+        let shape = ExportOptions { queues: 1, queue_size: 64 };
+        let export = Export::new(Arc::clone(&disk), shape, vec![handle], 0);
+        let export = Arc::new(export.with_names(Some(Arc::new(names)), None));
+        let is_locked = || {
+            let (export, (say, said)) = (Arc::clone(&export), sync_channel(1));
+            std::thread::spawn(move || say.send(export.is_locked()));
+            said.recv_timeout(Duration::from_secs(30)).expect("it waits for storage")
+        };
+        let its = Arc::clone(&export);
+        let comes = std::thread::spawn(move || its.may_run(&mut None));
+        looks.recv().unwrap();
+        assert!(!is_locked());
+        assert!(!export.let_go(), "it is about to be ours");
+        drop(goes_on);
+        assert!(comes.join().unwrap() && is_locked());
+
+        let (keeper, leaves, goes_on) = Hung::new();
+        disk.keep_state(&state, Arc::new(HungKeeper(keeper))).unwrap();
+        export.rings_stopped(true);
+        leaves.recv().unwrap();
+        assert!(is_locked(), "it is given up after that");
+        assert!(!export.may_run(&mut None));
+        drop(goes_on);
+        let begun = Instant::now();
+        while is_locked() {
+            assert!(begun.elapsed() < Duration::from_secs(60), "it is locked for ever");
+            std::thread::sleep(Duration::from_millis(1));
         }
     }
 

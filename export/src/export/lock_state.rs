@@ -49,8 +49,7 @@ impl LockState {
     }
 
     /// No queue runs any more, and none is ready to: with `leaving` because the guest goes elsewhere. If
-    /// true is returned, what was written has to be made durable, and the outcome told by
-    /// [`LockState::synced`].
+    /// true is returned, what was written has to be made durable ([`LockState::gives_up`]).
     pub(crate) fn stopped(&mut self, leaving: bool) -> bool {
         match self {
             Self::Held if leaving => {
@@ -65,12 +64,15 @@ impl LockState {
         }
     }
 
-    /// What was written is durable, or cannot be made so. If true is returned the lock has to be given
-    /// up before anything else.
-    pub(crate) fn synced(&mut self, durable: bool) -> bool {
-        let gives_up = durable && *self == Self::Releasing { wanted: false };
-        *self = if gives_up { Self::Free } else { Self::Held };
-        gives_up
+    /// What was written is durable, or cannot be made so. True if the lock has to be given up, before
+    /// [`LockState::released`] is said.
+    pub(crate) fn gives_up(self, durable: bool) -> bool {
+        durable && self == Self::Releasing { wanted: false }
+    }
+
+    /// The lock was given up, or stays. A queue that has wanted to run since then takes it again.
+    pub(crate) fn released(&mut self, given_up: bool) {
+        *self = if given_up { Self::Free } else { Self::Held };
     }
 }
 

@@ -47,6 +47,8 @@ struct Setting {
 struct Daemon {
     alive: bool,
     lock: LockState,
+    /// The lock was given up, and its state does not say so yet.
+    given_up: bool,
     /// Its queues run.
     runs: bool,
     /// A write has begun and not landed.
@@ -93,6 +95,7 @@ impl World {
         let daemon = |lock| Daemon {
             alive: true,
             lock,
+            given_up: false,
             runs: false,
             in_flight: false,
             dirty: false,
@@ -113,6 +116,16 @@ impl World {
     /// A daemon gives the lock up, by order or by its end.
     fn unlock(&mut self, side: usize) {
         self.holder = self.holder.filter(|&holder| holder != Holder::Daemon(side));
+    }
+
+    /// What was written is durable, or cannot be made so.
+    fn synced(&mut self, side: usize, durable: bool) {
+        let daemon = &mut self.daemons[side];
+        daemon.given_up = daemon.lock.gives_up(durable);
+        match daemon.given_up {
+            true => self.unlock(side),
+            false => daemon.lock.released(false),
+        }
     }
 
     fn take_lock(&mut self, side: usize, setting: Setting) -> bool {
@@ -159,7 +172,7 @@ impl World {
 /// Changes the world as one side can, or says that it cannot.
 type Step = fn(&mut World, usize, Setting) -> bool;
 
-const STEPS: [(&str, Step); 13] = [
+const STEPS: [(&str, Step); 14] = [
     ("write begins", |world, side, _| {
         let daemon = &mut world.daemons[side];
         let begins = daemon.runs && !daemon.in_flight && world.acknowledged < WRITES_MAX;
@@ -227,27 +240,31 @@ const STEPS: [(&str, Step); 13] = [
     }),
     ("sync succeeds", |world, side, _| {
         let daemon = &mut world.daemons[side];
-        if !daemon.alive || !matches!(daemon.lock, LockState::Releasing { .. }) {
+        if !daemon.alive || daemon.given_up || !matches!(daemon.lock, LockState::Releasing { .. }) {
             return false;
         }
         if std::mem::take(&mut daemon.dirty) {
             world.durable = daemon.sees;
         }
-        if daemon.lock.synced(true) {
-            world.unlock(side);
-        }
+        world.synced(side, true);
         true
     }),
     ("sync fails", |world, side, setting| {
         let daemon = &mut world.daemons[side];
-        if !daemon.alive || setting.direct || !matches!(daemon.lock, LockState::Releasing { .. }) {
+        let releasing = matches!(daemon.lock, LockState::Releasing { .. }) && !daemon.given_up;
+        if !daemon.alive || setting.direct || !releasing {
             return false;
         }
-        let lies = setting.mistake == Mistake::ReleasesAfterFailedSync;
-        if daemon.lock.synced(lies) {
-            world.unlock(side);
-        }
+        world.synced(side, setting.mistake == Mistake::ReleasesAfterFailedSync);
         true
+    }),
+    ("lock is said to be free", |world, side, _| {
+        let daemon = &mut world.daemons[side];
+        let said = std::mem::take(&mut daemon.given_up);
+        if said {
+            daemon.lock.released(true);
+        }
+        said
     }),
     ("guest goes on at the other side of", |world, side, _| {
         let (here, there) = (side, 1 - side);
@@ -284,7 +301,7 @@ const STEPS: [(&str, Step); 13] = [
             return false;
         }
         world.kills += 1;
-        (daemon.alive, daemon.runs) = (false, false);
+        (daemon.alive, daemon.runs, daemon.given_up) = (false, false, false);
         let left = std::mem::take(&mut daemon.in_flight);
         world.last_writes[side] |= left;
         if left && setting.mistake != Mistake::LockDiesBeforeIo {
@@ -302,6 +319,7 @@ const STEPS: [(&str, Step); 13] = [
         let idle = daemon.alive && !daemon.runs && !daemon.dirty;
         let stops = idle && world.front_ends[side] != FrontEnd::Runs;
         daemon.alive &= !stops;
+        daemon.given_up &= !stops;
         if stops {
             world.unlock(side);
         }
