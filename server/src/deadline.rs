@@ -54,18 +54,22 @@ pub(crate) fn begin(disks: &Arc<Disks>, inside: bool) -> io::Result<()> {
     Ok(())
 }
 
-/// Lets others have what nothing can land on any more, as what else is open may close late. Tables of an image may be
-/// written until this process ends, so its lock goes then. A helper that does not answer is not waited for.
+/// Lets others have what nothing can land on any more, as what else is open may close late. Tables that were not left
+/// may be written until this process ends, so that image's lock goes then. Beside each other: storage that hangs, and a
+/// helper that does not answer, are not waited for.
 fn let_go(served: Vec<Arc<Served>>) {
-    let (done, all) = sync_channel(1);
-    let leave = move || {
-        served.iter().for_each(|disk| disk.let_go());
-        // Nobody may wait for it any more.
-        let _ = done.send(());
-    };
-    if std::thread::Builder::new().name("let-go".into()).spawn(leave).is_ok() {
-        let _ = all.recv_timeout(LET_GO_MAX);
+    let (done, all) = sync_channel::<()>(0);
+    for disk in served {
+        let done = done.clone();
+        let leave = move || {
+            disk.let_go();
+            drop(done);
+        };
+        // Without one its lock goes with this process.
+        let _ = std::thread::Builder::new().name("let-go".into()).spawn(leave);
     }
+    drop(done);
+    let _ = all.recv_timeout(LET_GO_MAX);
 }
 
 /// `limit`, or the part of it that a test wants: `RINGWAY_END=25` ends three times as early as 75 seconds.

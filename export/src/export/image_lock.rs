@@ -116,6 +116,8 @@ impl<Q: QueueLifecycle> Export<Q> {
             return Ok(());
         }
         if self.disk.leave_image().is_ok() {
+            // Nothing writes its tables any more, so that its lock may go before this process does.
+            let _ = self.disk.forget_image();
             self.disk.leave_state();
             return Ok(());
         }
@@ -123,8 +125,8 @@ impl<Q: QueueLifecycle> Export<Q> {
         self.disk.leave_journal()
     }
 
-    /// As [`Export::leave_image`], of an image without tables, which others may have at once; nothing is waited for.
-    /// False, and nothing is done, while something of it is in flight, or somebody changes the image or gives it up.
+    /// As [`Export::leave_image`], and others may have the image at once; nothing of it is waited for. False, and nothing
+    /// is done, while something of it is in flight, somebody changes it or gives it up, or its tables were not left.
     #[must_use]
     pub fn let_go(&self) -> bool {
         let Ok(_alone) = self.changing.try_lock() else { return false };
@@ -350,7 +352,7 @@ mod tests {
     use crate::memory::SharedMemory;
     use crate::queue::{Armed, Broken, Pop, RequestQueue};
     use ringway_core::{Request, Status};
-    use ringway_disk::{OpenOptions, STATE_FILE_BYTES, Source, lock_image, open};
+    use ringway_disk::{Base, OpenOptions, Qcow2, STATE_FILE_BYTES, Source, lock_image, open};
     use std::fs::File;
     use std::io;
     use std::os::fd::RawFd;
@@ -508,6 +510,31 @@ mod tests {
             assert!(begun.elapsed() < Duration::from_secs(60), "it is locked for ever");
             std::thread::sleep(Duration::from_millis(1));
         }
+    }
+
+    /// A daemon ends that another disk keeps from ending: what was left of this one is for others, though its tables
+    /// were in memory.
+    #[test]
+    fn e71_an_image_with_tables_that_was_left_is_let_go() {
+        let folder = tempfile::tempdir().unwrap();
+        let (base, image) = (folder.path().join("base.raw"), folder.path().join("image"));
+        File::create_new(&base).unwrap().set_len(1 << 20).unwrap();
+        let mut options = OpenOptions::new(Source::Path(image.clone()));
+        let base = Base { path: base, format: None };
+        options.qcow2 = Some(Qcow2 { base: Some(base), ..Qcow2::default() });
+        let mut disk = open(&options).unwrap();
+        disk.map_image().unwrap();
+        let (handle, _inbox) = command_channel::<Never>().unwrap();
+        let shape = ExportOptions { queues: 1, queue_size: 64 };
+        let export = Export::new(Arc::new(disk), shape, vec![handle], 0);
+        let other =
+            || lock_image(&File::options().read(true).write(true).open(&image).unwrap(), false);
+        assert!(!export.let_go(), "its tables may be written");
+        assert!(other().is_err());
+        export.leave_image().unwrap();
+        assert!(other().is_err(), "this process still has it");
+        assert!(export.let_go());
+        assert!(other().is_ok());
     }
 
     /// An end in order while the guest leaves: whoever comes first leaves what is kept of the disk, and nobody gives
