@@ -18,6 +18,8 @@ pub struct Ask {
     pub memory: *const Segments,
     /// Where in that memory the part begins, in bytes.
     pub skip: u64,
+    /// Zeroes are to have room in the file, as what is written has; else they may give it back.
+    pub keeps_room: bool,
 }
 
 // SAFETY: whoever asks vouches for the memory until the answer is there (`ImageClient::ask`).

@@ -73,7 +73,8 @@ impl Locator<'_> {
     fn load(&mut self, range: ByteRange) -> io::Result<()> {
         self.loads += 1;
         let gone = |_| io::Error::other("the thread of the image has ended");
-        let ask = Ask { tag: 0, op: Op::Read, range, memory: std::ptr::null(), skip: 0 };
+        let memory = std::ptr::null();
+        let ask = Ask { tag: 0, op: Op::Read, range, memory, skip: 0, keeps_room: false };
         // SAFETY: there is no memory.
         unsafe { self.client.ask(ask) }.map_err(gone)?;
         loop {

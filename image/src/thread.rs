@@ -344,10 +344,15 @@ impl Work {
         self.batch.clear();
     }
 
+    /// True if zeroes are written like other data.
+    fn writes_zeroes(&mut self, ask: &Ask) -> bool {
+        ask.op == Op::WriteZeroes && (ask.keeps_room || !self.map.zeroes_clusters())
+    }
+
     /// Where the portion ends with which an erasure begins that is one of `erases` of a batch.
     fn end_of_portion(&mut self, ask: &Ask, erases: u64) -> u64 {
         let (range, size) = (ask.range, self.map.cluster());
-        let is_written = ask.op == Op::WriteZeroes && !self.map.zeroes_clusters();
+        let is_written = self.writes_zeroes(ask);
         let most = portion(erases, is_written.then_some(size));
         (range.offset() / size + most).saturating_mul(size).min(range.end())
     }
@@ -358,7 +363,8 @@ impl Work {
             return Ok(0);
         }
         let cluster = ask.range.offset() / self.map.cluster();
-        let end_of_portion = self.end_of_portion(ask, erases);
+        let (end_of_portion, is_written) =
+            (self.end_of_portion(ask, erases), self.writes_zeroes(ask));
         self.map.load(cluster);
         if ask.op == Op::Read {
             return if ask.memory.is_null() { Ok(0) } else { self.read(ask) };
@@ -374,7 +380,7 @@ impl Work {
             ByteRange::new(range.offset(), end_of_portion - range.offset()).unwrap_or(range);
         let whole = self.map.whole_clusters(range);
         let (first, end) = (whole.start * size, (whole.end * size).min(range.end()));
-        if ask.op == Op::WriteZeroes && (whole.is_empty() || !self.map.zeroes_clusters()) {
+        if is_written || ask.op == Op::WriteZeroes && whole.is_empty() {
             return writer.write(&mut self.map, (index, ask), 0, range.len());
         }
         if ask.op == Op::WriteZeroes && first > range.offset() {

@@ -22,7 +22,8 @@ fn image() -> Image {
 /// What becomes of a question.
 fn ask(client: &mut ImageClient) -> Result<i64, ThreadLost> {
     let range = ByteRange::new(0, 512).unwrap();
-    let ask = Ask { tag: 0, op: Op::Read, range, memory: std::ptr::null(), skip: 0 };
+    let memory = std::ptr::null();
+    let ask = Ask { tag: 0, op: Op::Read, range, memory, skip: 0, keeps_room: false };
     // SAFETY: there is no memory.
     unsafe { client.ask(ask) }?;
     let begun = Instant::now();

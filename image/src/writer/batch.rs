@@ -67,7 +67,8 @@ impl Writer {
     /// # Errors
     /// What the host says.
     pub(super) fn write_zeroes(&mut self, map: &mut Map, range: ByteRange) -> io::Result<()> {
-        let ask = Ask { tag: 0, op: Op::WriteZeroes, range, memory: std::ptr::null(), skip: 0 };
+        let (op, memory) = (Op::WriteZeroes, std::ptr::null());
+        let ask = Ask { tag: 0, op, range, memory, skip: 0, keeps_room: false };
         self.write(map, (0, &ask), 0, range.len())?;
         match self.finish_writes(map).first() {
             Some(&(_, errno)) => Err(io::Error::from_raw_os_error(errno)),
@@ -142,7 +143,7 @@ impl Writer {
                 }
             },
         };
-        if zero && ask.op != Op::Write {
+        if zero && ask.op != Op::Write && !ask.keeps_room {
             return Ok(true);
         }
         self.own_l2(map, cluster)?;

@@ -229,7 +229,7 @@ impl TestDisk {
 
     /// Whoever asks keeps the list and its memory until it has waited for the answer.
     pub(crate) fn ask(&mut self, tag: u16, op: Op, range: ByteRange, list: &Segments, skip: u64) {
-        let ask = Ask { tag, op, range, memory: list, skip };
+        let ask = Ask { tag, op, range, memory: list, skip, keeps_room: false };
         // SAFETY: callers keep list and memory until they have waited for the answer.
         unsafe { self.client.ask(ask) }.unwrap();
     }

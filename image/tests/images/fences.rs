@@ -110,7 +110,8 @@ fn is_waited_for(earlier: bool) {
     let hold = Hold::of(&file);
     let mut first = disk.image.client(4).unwrap();
     let range = ByteRange::new(0, many * CLUSTER).unwrap();
-    let ask = Ask { tag: 0, op: Op::Discard, range, memory: std::ptr::null(), skip: 0 };
+    let memory = std::ptr::null();
+    let ask = Ask { tag: 0, op: Op::Discard, range, memory, skip: 0, keeps_room: false };
     // SAFETY: there is no memory.
     unsafe { first.ask(ask) }.unwrap();
     // Its entry is being written.

@@ -222,8 +222,9 @@ impl Queue {
 
     fn ask(&mut self, op: Op, range: ByteRange, list: &Segments, skip: u64) -> io::Result<u64> {
         let lost = |_| io::Error::other("the image's thread is lost");
+        let ask = Ask { tag: 7, op, range, memory: list, skip, keeps_room: false };
         // SAFETY: the list and its memory live until the answer is taken, or the world is over.
-        unsafe { self.client.ask(Ask { tag: 7, op, range, memory: list, skip }) }.map_err(lost)?;
+        unsafe { self.client.ask(ask) }.map_err(lost)?;
         loop {
             if let Some(told) = self.client.take().map_err(lost)? {
                 return answer(told.result);

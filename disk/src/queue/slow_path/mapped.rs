@@ -164,15 +164,16 @@ impl SlowPath {
         slot.stage = Stage::Asked;
         let request = &slot.request;
         let memory = &raw const request.segments;
-        let ask = Ask { tag, op: request.op, range, memory, skip: slot.done };
+        let keeps_room = request.op == Op::WriteZeroes && !request.unmap;
+        let ask = Ask { tag, op: request.op, range, memory, skip: slot.done, keeps_room };
         self.send(d, ask);
     }
 
     /// Has the image's thread write the entries that wait for a sync, which follows.
     pub(super) fn ask_for_entries<C, E: Engine>(&mut self, d: &mut Dispatch<'_, C, E>, tag: u16) {
         d.slots.get_mut(tag).stage = Stage::Entries;
-        let range = ByteRange::default();
-        self.send(d, Ask { tag, op: Op::Flush, range, memory: std::ptr::null(), skip: 0 });
+        let (range, memory) = (ByteRange::default(), std::ptr::null());
+        self.send(d, Ask { tag, op: Op::Flush, range, memory, skip: 0, keeps_room: false });
     }
 
     fn send<C, E: Engine>(&mut self, d: &mut Dispatch<'_, C, E>, ask: Ask) {
