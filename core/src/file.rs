@@ -4,6 +4,8 @@ use std::ffi::CStr;
 use std::fs::File;
 use std::io;
 use std::os::fd::AsRawFd;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::path::{Path, PathBuf};
 
 /// The path of what has none. The sandbox lets `statx` look at this one, and so at descriptors only.
 pub static NO_PATH: &CStr = c"";
@@ -54,6 +56,18 @@ impl FileShape {
         let inode = (stat.st_dev as u64, stat.st_ino as u64);
         Ok(Self { bytes, allocated, block, links, inode, kind: stat.st_mode & libc::S_IFMT })
     }
+}
+
+/// The node of a block device that all programs of this host have, as sysfs says, if it is there: locks belong to nodes,
+/// and a device may have others.
+#[must_use]
+pub fn usual_node(device: u64) -> Option<PathBuf> {
+    let (major, minor) = (libc::major(device), libc::minor(device));
+    let facts = std::fs::read_to_string(format!("/sys/dev/block/{major}:{minor}/uevent")).ok()?;
+    let name = facts.lines().find_map(|line| line.strip_prefix("DEVNAME="))?;
+    let node = Path::new("/dev").join(name);
+    let meta = node.metadata().ok()?;
+    (meta.file_type().is_block_device() && meta.rdev() == device).then_some(node)
 }
 
 #[cfg(test)]

@@ -4,6 +4,7 @@
 //! moment between a look and the opening in which a link could be changed. What stays to be decided
 //! here is only which name, relative to the folder, a header means.
 
+use ringway_core::file::usual_node;
 use ringway_core::host::{File, Instant, thread::sleep};
 use rustix::fs::{self, FileType, Mode, OFlags, ResolveFlags};
 use rustix::io::Errno;
@@ -94,8 +95,15 @@ impl Root {
         let claim = if write && found.0 { OFlags::EXCL } else { OFlags::empty() };
         let flags = access | claim | OFlags::NONBLOCK | OFlags::NOCTTY;
         let begun = Instant::now();
+        let mut device = found.0.then(|| usual_node(found.1)).flatten();
         let file = loop {
-            match self.resolve(relative, flags) {
+            let opened = match &device {
+                Some(node) => fs::open(node, flags | OFlags::CLOEXEC, Mode::empty()),
+                None => self.resolve(relative, flags),
+            };
+            match opened {
+                // The one that is named may be open to more.
+                Err(Errno::ACCESS | Errno::PERM | Errno::NOENT) if device.take().is_some() => {}
                 Err(Errno::BUSY) if begun.elapsed() < CLAIM_LASTS => sleep(CLAIM_LASTS / 100),
                 opened => break opened?,
             }

@@ -2,8 +2,9 @@
 
 use super::probe::FileKind;
 use super::{OpenError, OpenOptions, fence};
+use ringway_core::file::usual_node;
 use std::fs::{File, OpenOptions as FileOptions};
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::Path;
 
 /// Opens a file or block device, with these flags besides.
@@ -17,12 +18,14 @@ pub(super) fn open_file(
     let claims = kind == FileKind::BlockDevice && !options.read_only;
     let mut exclusive = if claims { libc::O_EXCL } else { 0 };
     let mut lock_wait = fence::LockWait::new(path, options, true);
+    let device = path.metadata().ok().filter(|_| kind == FileKind::BlockDevice);
+    let mut node = device.and_then(|device| usual_node(device.rdev()));
     loop {
         let file = FileOptions::new()
             .read(true)
             .write(!options.read_only)
             .custom_flags(flags | exclusive | libc::O_CLOEXEC)
-            .open(path);
+            .open(node.as_deref().unwrap_or(path));
         let source = match file {
             Ok(file) => return Ok(file),
             Err(source) => source,
@@ -37,6 +40,8 @@ pub(super) fn open_file(
                 lock_wait.claimed()?;
                 continue;
             }
+            // Another node may be open to more than the usual one.
+            Some(libc::EACCES | libc::EPERM | libc::ENOENT) if node.take().is_some() => continue,
             Some(libc::EACCES | libc::EPERM | libc::EROFS) => permission(path, options.read_only),
             _ => OpenError::Host { path: path.into(), what: "open it", source },
         });

@@ -170,3 +170,39 @@ fn c11_the_message_names_the_process() {
     holder.wait().unwrap();
     assert!(error.contains(&format!("process {} (", holder.id())), "{error}");
 }
+
+/// Locks belong to nodes, and a device may have several.
+#[test]
+fn e79_a_device_is_in_use_by_whatever_node_it_is_named() {
+    let folder = folder();
+    let device = match LoopDevice::new(folder.path(), MIB, 512) {
+        Ok(device) => device,
+        Err(lack) => return lack.skip(),
+    };
+    let node = folder.path().join("node");
+    let (name, number) = (CString::new(node.as_os_str().as_bytes()).unwrap(), device.path());
+    let number = number.metadata().unwrap().rdev();
+    // SAFETY: a path, and no memory besides.
+    assert_eq!(unsafe { libc::mknod(name.as_ptr(), libc::S_IFBLK | 0o600, number) }, 0);
+    let top = folder.path().join("top.qcow2");
+    let backing = Some((Path::new("node"), Format::Raw));
+    let new = ringway_image::NewImage { virtual_size: MIB, cluster_bits: 16, backing };
+    new.write(&File::create_new(&top).unwrap()).unwrap();
+    let overlay = OpenOptions { qcow2: Some(Qcow2::default()), ..buffered(&top) };
+    let is_refused = |options: &OpenOptions| {
+        let error = open(options).expect_err("it is in use").to_string();
+        assert!(error.contains("in use by"), "{error}");
+    };
+    for (one, other) in [(device.path(), &*node), (&*node, device.path())] {
+        let (write, read) = (buffered(one), OpenOptions { read_only: true, ..buffered(other) });
+        let writer = opens(&write);
+        is_refused(&read);
+        is_refused(&overlay);
+        drop(writer);
+        for reads in [&read, &overlay] {
+            let reader = opens(reads);
+            is_refused(&write);
+            drop(reader);
+        }
+    }
+}
