@@ -6,13 +6,14 @@ mod resolver;
 
 use super::wire::{ReceiveError, receive, send};
 use crate::sandbox::{Account, acting_as};
-use anyhow::{Context, bail};
+use anyhow::{Context, anyhow, bail};
 use resolver::{Answer, Question};
 use ringway_control::config::Sandbox;
 use ringway_nbd_client::Target;
 use std::net::SocketAddr;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::ScopedJoinHandle;
 use std::time::{Duration, Instant};
 
 /// Addresses of hosts.
@@ -61,13 +62,18 @@ impl Addresses {
         mode: Sandbox,
         (account, acted_for): (Option<&Account>, bool),
     ) -> anyhow::Result<Self> {
-        let (mut hosts, mut named) = (Vec::<Host>::new(), Vec::new());
-        for export in exports {
-            let Some((name, port)) = export.host() else { continue };
-            if hosts.iter().any(|host| host.is(name, port)) {
-                continue;
+        let mut named = Vec::<Target>::new();
+        for export in exports.iter().filter(|export| export.host().is_some()) {
+            if named.iter().all(|other| other.host() != export.host()) {
+                named.push(export.clone());
             }
-            let addresses = match acting_as(account.filter(|_| acted_for), || export.look_up())? {
+        }
+        let account_now = account.filter(|_| acted_for);
+        let found = together(&named, |export| acting_as(account_now, || export.look_up()));
+        let mut hosts = Vec::new();
+        for (export, found) in named.iter().zip(found) {
+            let Some((name, port)) = export.host() else { continue };
+            let addresses = match found?? {
                 Err(_) if is_known(export) => Ok(Vec::new()),
                 found => found,
             };
@@ -79,7 +85,6 @@ impl Addresses {
             })?;
             let (name, lookup, trouble) = (name.to_owned(), Lookup::Idle, None);
             hosts.push(Host { name, port, addresses, lookup, trouble });
-            named.push(export.clone());
         }
         let line = (!named.is_empty()).then(|| resolver::fork(mode, named, account)).transpose()?;
         let network = exports.iter().any(|export| !export.is_local());
@@ -194,6 +199,19 @@ impl Addresses {
     }
 }
 
+/// Does it for all of these at a time: a resolver whose server is dead takes its time for each. No thread of it is left.
+fn together<T: Sync, R: Send>(list: &[T], act: impl Fn(&T) -> R + Sync) -> Vec<anyhow::Result<R>> {
+    let act = &act;
+    std::thread::scope(|scope| {
+        let start = |one| std::thread::Builder::new().spawn_scoped(scope, move || act(one));
+        let threads: Vec<_> = list.iter().map(start).collect();
+        let end = |thread: std::io::Result<ScopedJoinHandle<'_, R>>| {
+            thread?.join().map_err(|_| anyhow!("looking it up panicked"))
+        };
+        threads.into_iter().map(end).collect()
+    })
+}
+
 impl Host {
     fn is(&self, name: &str, port: u16) -> bool {
         self.name == name && self.port == port
@@ -251,6 +269,22 @@ mod tests {
         };
         let hosts = Mutex::new(vec![host]);
         (Arc::new(Addresses { hosts, came: Condvar::new(), line: Some(ours), network: true }), its)
+    }
+
+    /// Each look-up is over once the other one has begun.
+    #[test]
+    fn e75_hosts_are_looked_up_beside_each_other() {
+        let lines = [0, 1].map(|_| {
+            let (begun, has_begun) = std::sync::mpsc::sync_channel(1);
+            (begun, Mutex::new(has_begun))
+        });
+        let met = |at: &usize| {
+            lines[1 - at].0.send(()).unwrap();
+            let both = lines[*at].1.lock().unwrap();
+            both.recv_timeout(Duration::from_secs(30)).is_ok()
+        };
+        let met: Vec<_> = together(&[0, 1], met).into_iter().map(Result::unwrap).collect();
+        assert_eq!(met, [true, true]);
     }
 
     #[test]
