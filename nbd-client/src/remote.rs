@@ -8,10 +8,11 @@ use crate::ledger::Counts;
 use crate::shared::{Shared, Wish};
 use crate::supervisor::{Connect, Supervisor, Timeouts};
 use ringway_nbd_words::offers;
+use rustix::net::{Shutdown, shutdown};
 use std::io;
 use std::sync::atomic::Ordering::SeqCst;
 use std::sync::mpsc::{Receiver, channel};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -19,7 +20,8 @@ use std::time::{Duration, Instant};
 #[derive(Debug)]
 pub struct Remote {
     shared: Arc<Shared>,
-    away: Option<String>,
+    /// Why there is no connection at first, if its server is away.
+    away: OnceLock<String>,
     wishes: Mutex<Option<Receiver<Wish>>>,
     supervisor: Mutex<Option<JoinHandle<()>>>,
 }
@@ -31,7 +33,8 @@ impl Remote {
     pub fn new(name: &str, connected: &Connected) -> Self {
         let (wish, wishes) = channel();
         let shared = Shared::new(name, connected, wish);
-        let (away, wishes) = (connected.away.clone(), Mutex::new(Some(wishes)));
+        let away = connected.away.clone().map_or_else(OnceLock::new, OnceLock::from);
+        let wishes = Mutex::new(Some(wishes));
         Self { shared, away, wishes, supervisor: Mutex::default() }
     }
 
@@ -53,19 +56,19 @@ impl Remote {
         let mut sockets = self.shared.lanes.iter().map(|lane| lane.unused());
         let (socket, others) = (sockets.next()??, sockets.collect::<Option<_>>()?);
         let (negotiated, export) = (self.shared.negotiated, self.shared.export.clone());
-        Some(Connected { socket, others, negotiated, export, away: self.away.clone() })
+        Some(Connected { socket, others, negotiated, export, away: self.away.get().cloned() })
     }
 
     /// Why there was no connection at first, if the server was away.
     #[must_use]
     pub fn was_away(&self) -> Option<&str> {
-        self.away.as_deref()
+        self.away.get().map(String::as_str)
     }
 
     /// True if it was away, and no connection that has come since was used.
     #[must_use]
     pub fn never_came(&self) -> bool {
-        self.away.is_some() && !self.shared.came.load(SeqCst)
+        self.away.get().is_some() && !self.shared.came.load(SeqCst)
     }
 
     /// So many engines share the connections, at most as many as there are: each gets its part. One,
@@ -107,6 +110,17 @@ impl Remote {
         first.map_or(Ok(true), |socket| flush(&socket, &self.shared.negotiated, limit))
     }
 
+    /// Takes its server for one that is away: its connections end, and requests wait for others. Before an engine uses
+    /// it, and before [`Remote::supervise`].
+    pub fn take_for_away(&self, why: String) {
+        let unused = self.shared.lanes.iter().filter_map(|lane| lane.unused());
+        // One that has ended by itself is what is wanted.
+        unused.for_each(|socket| {
+            let _ = shutdown(&*socket, Shutdown::Both);
+        });
+        let _ = self.away.set(why);
+    }
+
     /// True if what was answered is not flushed, and a flush can change that: there is a server, and nothing is
     /// lost yet.
     #[must_use]
@@ -131,7 +145,7 @@ impl Remote {
         let thread = std::thread::Builder::new().name("nbd".into());
         let thread = thread.spawn(move || supervisor.run(&wishes))?;
         // An engine that has it by now finds out by itself.
-        if let Some(why) = &self.away {
+        if let Some(why) = self.away.get() {
             if let Some(old) = self.shared.lanes.first().and_then(|lane| lane.retreat()) {
                 let (why, absent) = (why.clone(), true);
                 self.shared.ask(Wish { lane: 0, why, old, lost: false, absent });

@@ -990,3 +990,39 @@ fn f22_silent_servers_are_waited_for_beside_each_other() {
         daemon.stop();
     }
 }
+
+/// A server that shakes hands and does not answer the first flush is away for its disk, and for no other one.
+#[test]
+fn e76_a_server_that_does_not_answer_the_first_flush_keeps_no_other_disk_from_being_served() {
+    for more in [&[][..], &["--sandbox", "off"]] {
+        let dir = folder();
+        let path = dir.path();
+        let hangs = path.join("hangs");
+        let flush = format!("flush=while [ -e {} ]; do sleep 0.1; done", hangs.display());
+        let words = ["eval", "get_size=echo 8388608", "pread=head -c $3 /dev/zero", &flush];
+        let words =
+            [&words[..], &["pwrite=cat > /dev/null", "can_flush=exit 0", "can_write=exit 0"]];
+        let Some(_server) = nbdkit(path, &words.concat()) else { return };
+        let disks = format!(
+            "state-dir = 'state'\n[[disk]]\nimage = 'disk.img'\nformat = 'raw'\nsocket = 'a'\n\
+             [[disk]]\nimage = 'nbd:unix:{}/n.sock'\nsocket = 's'\nqueues = 1\nresponse-timeout = 2\n",
+            path.display()
+        );
+        std::fs::write(path.join("c.toml"), disks).unwrap();
+        let args = [&["--config", "c.toml"], more].concat();
+        Daemon::serve(path, &args).stop();
+        std::fs::write(&hangs, "").unwrap();
+        let daemon = Daemon::serve(path, &args);
+        let log = || daemon.log();
+        assert!(log().contains("its NBD server is away: its first flush"), "{more:?}: {}", log());
+        let mut other = ringway_driver::Options::new().connect(path.join("a")).unwrap();
+        let mut others = other.queue().unwrap();
+        assert!(crate::common::write(&other, &mut others, 0, 1), "{more:?}");
+        std::fs::remove_file(&hangs).unwrap();
+        let mut device = connect(path, 1);
+        let mut queue = device.queue().unwrap();
+        assert!(crate::common::write(&device, &mut queue, 3, 7), "{more:?}: {}", log());
+        drop((queue, device, others, other));
+        daemon.stop();
+    }
+}

@@ -58,8 +58,9 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
-use std::sync::{Arc, LazyLock};
+use std::sync::{Arc, LazyLock, Mutex};
 use std::thread::JoinHandle;
+use std::time::Duration;
 pub(crate) use writable::NamedBase;
 
 /// How often a lock may be snatched away, or the file replaced, between the helper's probing and our
@@ -78,6 +79,8 @@ pub(crate) struct Host {
     xen: Option<Arc<dyn Access>>,
     states: States,
     configuration: Option<PathBuf>,
+    /// For how long first flushes were waited for.
+    first_flushes: Mutex<Duration>,
     /// What images are based on, shared.
     pub(super) bases: Arc<Bases>,
 }
@@ -101,6 +104,7 @@ impl Host {
                 xen,
                 states,
                 configuration,
+                first_flushes: Mutex::default(),
                 bases: Arc::default(),
             });
         }
@@ -118,6 +122,7 @@ impl Host {
             xen,
             states,
             configuration,
+            first_flushes: Mutex::default(),
             bases: Arc::default(),
         })
     }

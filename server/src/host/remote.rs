@@ -7,8 +7,15 @@ use ringway_disk::open::ClusterDisk;
 use ringway_disk::{Disk, Source};
 use ringway_nbd_client::{Connections, Target, Timeouts};
 use ringway_terminal::reasons::in_full;
-use std::sync::Arc;
-use std::time::Duration;
+use std::io::{self, ErrorKind};
+use std::sync::atomic::Ordering::SeqCst;
+use std::sync::{Arc, PoisonError};
+use std::time::{Duration, Instant};
+
+/// How long a start of the daemon waits for the first flushes of all servers together, and for each at least. A disk
+/// whose server takes longer waits for it by itself.
+const FIRST_FLUSHES: Duration = Duration::from_secs(10);
+const FIRST_FLUSH_MIN: Duration = Duration::from_millis(500);
 
 impl Host {
     /// Reads what has to be read from files for a disk of a Ceph cluster; `None` if it is none. It is opened
@@ -46,7 +53,7 @@ impl Host {
             // until then may have been another export.
             let owes = |owner: &Arc<Disk>| owner.remote().is_some_and(|it| it.never_came());
             if let Some(owner) = owner.upgrade().filter(owes) {
-                if !flush_now(&disk, limit)? {
+                if !flush_now(&disk, limit).map_err(|error| not_flushed(&disk, &error))? {
                     may_have_lost(&owner);
                 }
             }
@@ -61,23 +68,43 @@ impl Host {
     }
 
     /// Has what earlier daemons had answered made durable, before anything else is asked of a server: one that is
-    /// started anew later has not lost it then.
+    /// started anew later has not lost it then. At a start of the daemon one that does not answer is taken for away.
     ///
     /// # Errors
     /// That the server does not answer in time, or does not keep to the protocol.
     pub(super) fn flush_first(&self, disk: &Disk, spec: &DiskSpec) -> anyhow::Result<()> {
-        if let Some(why) = disk.remote().and_then(|remote| remote.was_away()) {
-            tracing::warn!(
-                disk = disk.name(),
-                "its NBD server is away: {why}. The disk is served as its server offered it before, and requests \
-                 wait until that is back"
-            );
+        let Some(remote) = disk.remote().filter(|remote| remote.was_away().is_none()) else {
+            warn_of_away(disk);
             return Ok(());
+        };
+        let (mut limit, starts) = (first_flush_limit(spec), !self.confined.load(SeqCst));
+        let waited = || self.first_flushes.lock().unwrap_or_else(PoisonError::into_inner);
+        if starts {
+            limit = limit.min(FIRST_FLUSHES.saturating_sub(*waited()).max(FIRST_FLUSH_MIN));
         }
-        if !flush_now(disk, first_flush_limit(spec))? {
-            may_have_lost(disk);
+        let begun = Instant::now();
+        let flushed = flush_now(disk, limit);
+        *waited() += begun.elapsed();
+        match flushed {
+            Ok(true) => {}
+            Ok(false) => may_have_lost(disk),
+            Err(error) if starts && error.kind() != ErrorKind::Other => {
+                remote.take_for_away(format!("its first flush: {error}"));
+            }
+            Err(error) => return Err(not_flushed(disk, &error)),
         }
+        warn_of_away(disk);
         Ok(())
+    }
+}
+
+fn warn_of_away(disk: &Disk) {
+    if let Some(why) = disk.remote().and_then(|remote| remote.was_away()) {
+        tracing::warn!(
+            disk = disk.name(),
+            "its NBD server is away: {why}. The disk is served as its server offered it before, and requests \
+             wait until that is back"
+        );
     }
 }
 
@@ -86,10 +113,13 @@ fn first_flush_limit(spec: &DiskSpec) -> Duration {
 }
 
 /// Asks for the first flush, if the disk is one of a server and written. False if the server fails it.
-fn flush_now(disk: &Disk, limit: Duration) -> anyhow::Result<bool> {
+fn flush_now(disk: &Disk, limit: Duration) -> io::Result<bool> {
     let remote = disk.remote().filter(|_| !disk.geometry().read_only);
-    let flushed = remote.map_or(Ok(true), |remote| remote.flush_first(limit));
-    flushed.map_err(|error| anyhow!("{}: its first flush: {error}", disk.name()))
+    remote.map_or(Ok(true), |remote| remote.flush_first(limit))
+}
+
+fn not_flushed(disk: &Disk, error: &io::Error) -> anyhow::Error {
+    anyhow!("{}: its first flush: {error}", disk.name())
 }
 
 fn may_have_lost(disk: &Disk) {
