@@ -46,6 +46,9 @@ impl Drop for EphemeralFile {
 /// How long a path may take to be looked up.
 const LOOK_UP_MAX: Duration = Duration::from_secs(10);
 
+/// How often to ask again whether a state is left.
+const ASK_AGAIN: Duration = Duration::from_millis(1);
+
 /// A line to the helper.
 pub(super) struct Client {
     /// Held from a question to its answer, which never takes long.
@@ -82,12 +85,17 @@ impl Client {
         fd: Option<BorrowedFd<'_>>,
     ) -> anyhow::Result<(HelperAnswer, Option<OwnedFd>)> {
         let mut line = self.line.lock().unwrap_or_else(|e| e.into_inner());
-        let let_go = std::mem::take(&mut *self.let_go.lock().unwrap_or_else(|e| e.into_inner()));
-        for number in let_go {
+        let let_go = || self.let_go.lock().unwrap_or_else(|e| e.into_inner());
+        loop {
+            // Not held meanwhile: a worker may be about to add one.
+            let Some(number) = let_go().pop() else { break };
             // What it says to that is nothing to who asks now, if it lives.
             let told = line.ask::<HelperAnswer>(&HelperRequest::Stateless { number }, None);
-            told.map(drop)
-                .or_else(|error| if error.is_gone() { Err(failed(error)) } else { Ok(()) })?;
+            if let Some(error) = told.err().filter(AskError::is_gone) {
+                // If it lives after all, it is told with the next one.
+                let_go().push(number);
+                return Err(failed(error));
+            }
         }
         line.ask(request, fd).map_err(failed).and_then(judged)
     }
@@ -359,7 +367,15 @@ impl Drop for HelpersState {
             return;
         }
         // If the helper has gone, what it kept stays for whoever serves the disk next.
-        let _ = self.helper.ask_beside(&HelperRequest::Stateless { number: self.number }, None);
+        let request = HelperRequest::Stateless { number: self.number };
+        while let Ok((HelperAnswer::Wait, line)) = self.helper.ask(&request) {
+            if let Some(line) = line {
+                let _ = answer(&line);
+                return;
+            }
+            // No descriptor is free for the line, and the lock of the image may not go before it is left.
+            std::thread::park_timeout(ASK_AGAIN);
+        }
     }
 }
 
@@ -405,6 +421,26 @@ mod tests {
     use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
     use std::io::IoSlice;
     use std::mem::MaybeUninit;
+
+    /// The line of each answer is lost, as no descriptor is free.
+    #[test]
+    fn e74_a_state_is_waited_for_until_it_is_left() {
+        let (ours, its) = line().unwrap();
+        let helper = std::thread::spawn(move || {
+            for request in 1..=3 {
+                let (HelperRequest::Stateless { number: 7 }, _) = receive(&its).unwrap() else {
+                    panic!()
+                };
+                let answer = match request {
+                    3 => HelperAnswer::Refused { why: "no such state".into(), socket_busy: false },
+                    _ => HelperAnswer::Wait,
+                };
+                send(&its, &Numbered { request, answer }, None).unwrap();
+            }
+        });
+        drop(HelpersState { helper: Arc::new(Client::new(ours)), number: 7 });
+        helper.join().unwrap();
+    }
 
     /// There is room for one descriptor, and by alignment for a few more: with eight the kernel says what it does when
     /// there is none.

@@ -81,6 +81,9 @@ struct Helper {
 /// Each is used without the lock of them all: its image may be on a file system that hangs.
 type SharedKeeper = Arc<Mutex<StateKeeper>>;
 
+/// One, with what its images are called, which is known whoever waits for them.
+type KeptState = (SharedKeeper, Vec<StateName>);
+
 type Answered = anyhow::Result<(HelperAnswer, Option<OwnedFd>)>;
 
 impl Thing {
@@ -94,9 +97,9 @@ impl Thing {
 #[derive(Default)]
 struct Things {
     list: BTreeMap<u64, Thing>,
-    states: BTreeMap<u64, SharedKeeper>,
+    states: BTreeMap<u64, KeptState>,
     /// Those that are being left, by what they are called.
-    leaving: Vec<StateName>,
+    leaving: Vec<(u64, StateName)>,
     overlays: BTreeMap<u64, NewOverlay>,
     next: u64,
 }
@@ -441,17 +444,20 @@ impl Helper {
         })
     }
 
-    /// The disk is left in order. Without a thread to do it, others wait for its file system.
+    /// The disk is left in order. Without a thread to do it, others wait for its file system. Without a line, as long as
+    /// that is under way, the daemon asks again.
     fn stateless(&self, number: u64) -> Answered {
         let mut things = lock(&self.things);
-        let keeper = things.states.remove(&number).context("there is no such state")?;
-        let names: Vec<StateName> = lock_keeper(&keeper).names();
-        things.leaving.extend(&names);
+        if things.leaving.iter().any(|(leaving, _)| *leaving == number) {
+            return Ok((HelperAnswer::Wait, None));
+        }
+        let (keeper, names) = things.states.remove(&number).context("there is no such state")?;
+        things.leaving.extend(names.iter().map(|name| (number, *name)));
         drop(things);
-        let leaving = Arc::new(Mutex::new(Some((keeper, names))));
+        let leaving = Arc::new(Mutex::new(Some(keeper)));
         let its = Arc::clone(&leaving);
-        let left = self.beside(move |things| Ok(leave(things, &its)));
-        left.or_else(|_| Ok(leave(&self.things, &leaving)))
+        let left = self.beside(move |things| Ok(leave(things, number, &its)));
+        left.or_else(|_| Ok(leave(&self.things, number, &leaving)))
     }
 
     /// Does what may wait for the file system of an image on a thread, with the rights of whoever started the daemon.
@@ -467,7 +473,7 @@ impl Helper {
 
 /// Looks after what a dead daemon left of its disks, all at a time: each may have to wait for its file, and has the
 /// lock of its image until then.
-fn bear_witness(states: BTreeMap<u64, SharedKeeper>) {
+fn bear_witness(states: BTreeMap<u64, KeptState>) {
     let states = Mutex::new(states);
     let next = || states.lock().unwrap_or_else(PoisonError::into_inner).pop_first();
     let one = || {
@@ -486,7 +492,7 @@ fn bear_witness(states: BTreeMap<u64, SharedKeeper>) {
     });
 }
 
-fn lock_count(states: &Mutex<BTreeMap<u64, SharedKeeper>>) -> usize {
+fn lock_count(states: &Mutex<BTreeMap<u64, KeptState>>) -> usize {
     states.lock().unwrap_or_else(PoisonError::into_inner).len()
 }
 
@@ -494,20 +500,16 @@ fn lock_keeper(keeper: &Mutex<StateKeeper>) -> MutexGuard<'_, StateKeeper> {
     keeper.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Leaves a disk in order, once. It was called by these names when that began.
+/// Leaves a disk in order, once.
 fn leave(
     things: &Mutex<Things>,
-    leaving: &Mutex<Option<(SharedKeeper, Vec<StateName>)>>,
+    number: u64,
+    leaving: &Mutex<Option<SharedKeeper>>,
 ) -> (HelperAnswer, Option<OwnedFd>) {
     let taken = leaving.lock().unwrap_or_else(PoisonError::into_inner).take();
-    if let Some((keeper, names)) = taken {
+    if let Some(keeper) = taken {
         survive("the helper", || lock_keeper(&keeper).leave());
-        let mut list = lock(things);
-        for name in names {
-            let at = list.leaving.iter().position(|leaving| *leaving == name);
-            at.map(|at| list.leaving.swap_remove(at));
-        }
-        drop(list);
+        lock(things).leaving.retain(|(leaving, _)| *leaving != number);
         // Each descriptor that is closed here may be waited for.
         drop(keeper);
     }
@@ -516,7 +518,7 @@ fn leave(
 
 /// What is kept of a disk is not taken up while it is being left by who had it before.
 fn wait_until_left(things: &Mutex<Things>, name: StateName) {
-    while lock(things).leaving.contains(&name) {
+    while lock(things).leaving.iter().any(|(_, leaving)| *leaving == name) {
         std::thread::sleep(LEAVES_SOON);
     }
 }
@@ -529,11 +531,11 @@ fn keep(things: &Mutex<Things>, keeper: anyhow::Result<StateKeeper>) -> Answered
         }
         keeper => keeper?,
     };
-    let file = keeper.file().try_clone()?;
+    let (file, names) = (keeper.file().try_clone()?, keeper.names());
     let mut things = lock(things);
     things.next += 1;
     let number = things.next;
-    things.states.insert(number, Arc::new(Mutex::new(keeper)));
+    things.states.insert(number, (Arc::new(Mutex::new(keeper)), names));
     Ok((HelperAnswer::State { number }, Some(file.into())))
 }
 

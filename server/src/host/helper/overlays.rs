@@ -4,6 +4,7 @@
 use super::super::image_message::ImageMessage;
 use super::super::path_message::Name;
 use super::super::protocol::{HelperAnswer, HelperRequest, OverlayWanted};
+use super::super::state::StateKeeper;
 use super::{Answered, Helper, SharedKeeper, Things, lock, lock_keeper, written};
 use anyhow::{Context, anyhow, bail};
 use ringway_disk::{NewOverlay, OverlayShape, Unmapped, reopen_for_writing};
@@ -119,23 +120,39 @@ impl Helper {
 
     fn state_follows(&self, number: u64, image: Option<OwnedFd>) -> Answered {
         let (image, keeper) = (written(image)?, self.keeper(number)?);
-        self.beside(move |_| {
-            lock_keeper(&keeper).follow(image)?;
-            Ok((HelperAnswer::Done, None))
-        })
+        self.beside(move |things| change(things, number, &keeper, |keeper| keeper.follow(image)))
     }
 
     fn state_settled(&self, number: u64, follows: bool) -> Answered {
         let keeper = self.keeper(number)?;
-        self.beside(move |_| {
-            lock_keeper(&keeper).settle(follows);
-            Ok((HelperAnswer::Done, None))
+        self.beside(move |things| {
+            change(things, number, &keeper, |keeper| {
+                keeper.settle(follows);
+                Ok(())
+            })
         })
     }
 
     fn keeper(&self, number: u64) -> anyhow::Result<SharedKeeper> {
-        lock(&self.things).states.get(&number).cloned().context("there is no such state")
+        let things = lock(&self.things);
+        let (keeper, _) = things.states.get(&number).context("there is no such state")?;
+        Ok(Arc::clone(keeper))
     }
+}
+
+/// Changes which images a state is of.
+fn change(
+    things: &Mutex<Things>,
+    number: u64,
+    keeper: &Mutex<StateKeeper>,
+    change: impl FnOnce(&mut StateKeeper) -> anyhow::Result<()>,
+) -> Answered {
+    let mut keeper = lock_keeper(keeper);
+    change(&mut keeper)?;
+    if let Some((_, names)) = lock(things).states.get_mut(&number) {
+        *names = keeper.names();
+    }
+    Ok((HelperAnswer::Done, None))
 }
 
 fn take(things: &Mutex<Things>, number: u64) -> anyhow::Result<NewOverlay> {

@@ -268,7 +268,7 @@ fn e60_others_are_heard_while_a_state_waits_for_its_image() {
     let state = || HelperRequest::State { cached: false };
     let image = Some(rig.fd("read", OFlags::RDWR));
     let Ok(HelperAnswer::State { number }) = rig.ask(state(), image) else { panic!("no page") };
-    let keeper = Arc::clone(&lock(&rig.helper.things).states[&number]);
+    let keeper = Arc::clone(&lock(&rig.helper.things).states[&number].0);
     let hangs = lock_keeper(&keeper);
     let settled = HelperRequest::StateSettled { number, follows: true };
     let Ok((HelperAnswer::Wait, Some(line))) = rig.helper.handle(settled, None) else {
@@ -279,7 +279,7 @@ fn e60_others_are_heard_while_a_state_waits_for_its_image() {
     let name = hangs.names()[0];
     drop(hangs);
     assert!(matches!(receive(&line).unwrap().0, HelperAnswer::Done));
-    lock(&rig.helper.things).leaving.push(name);
+    lock(&rig.helper.things).leaving.push((0, name));
     let image = Some(rig.fd("read", OFlags::RDWR));
     let Ok((HelperAnswer::Wait, Some(line))) = rig.helper.handle(state(), image) else {
         panic!("it is taken up while it is left")
@@ -287,6 +287,31 @@ fn e60_others_are_heard_while_a_state_waits_for_its_image() {
     assert!(rig.ask(HelperRequest::Stateless { number }, None).is_ok());
     lock(&rig.helper.things).leaving.clear();
     assert!(matches!(receive(&line).unwrap().0, HelperAnswer::State { .. }));
+}
+
+/// A disk is left whose image hangs, and whose daemon has no descriptor for the line.
+#[test]
+fn e74_a_state_that_cannot_be_left_is_asked_for_again_and_keeps_nobody_waiting() {
+    let Some(mut rig) = Rig::new(true) else { return };
+    let image = Some(rig.fd("read", OFlags::RDWR));
+    let Ok(HelperAnswer::State { number }) = rig.ask(HelperRequest::State { cached: false }, image)
+    else {
+        panic!("no page")
+    };
+    let keeper = Arc::clone(&lock(&rig.helper.things).states[&number].0);
+    let hangs = lock_keeper(&keeper);
+    let mut stateless = || rig.helper.handle(HelperRequest::Stateless { number }, None);
+    assert!(matches!(stateless(), Ok((HelperAnswer::Wait, Some(_)))));
+    assert!(matches!(stateless(), Ok((HelperAnswer::Wait, None))), "it is not left");
+    drop(hangs);
+    let begun = std::time::Instant::now();
+    let said = loop {
+        match stateless() {
+            Ok(_) => assert!(begun.elapsed() < Duration::from_secs(30), "it is left"),
+            Err(error) => break in_full(&error),
+        }
+    };
+    assert!(said.contains("no such state"), "{said}");
 }
 
 /// Each path that is looked up waits for a file system that hangs.
