@@ -194,8 +194,11 @@ impl Host {
             (Some(helper), Source::Path(path)) => (helper, path),
             _ => {
                 let mut options = options;
-                self.local.served.recall(&mut options, self.states.here());
-                let Opened { mut disk, new, clone } = self.local.open(&options, spec.ephemeral)?;
+                let served = &self.local.served;
+                let named = served.recall(&mut options, self.states.here(), Location::of);
+                let Opened { mut disk, new, clone } =
+                    self.local.open(&options, spec.ephemeral)?;
+                served.opened(named);
                 let clone = clone.map(|file| EphemeralClone(Clone::Here(Some(file))));
                 self.make_ours(&mut disk)?;
                 let note = self.note(&options);

@@ -69,8 +69,8 @@ struct Helper {
     duties: Duties,
     addresses: Arc<Addresses>,
     started: bool,
-    /// Exports that the daemon has, and connects to again when a connection is lost.
-    remotes: BTreeSet<Vec<u8>>,
+    /// Exports that the daemon has had opened, and connects to again when a connection is lost.
+    remotes: Arc<Mutex<BTreeSet<Vec<u8>>>>,
     things: Arc<Mutex<Things>>,
     /// Each step of a snapshot that is under way has this, too.
     steps: Arc<()>,
@@ -162,7 +162,7 @@ pub(super) fn fork(local: &Local, mode: Sandbox, duties: Duties) -> anyhow::Resu
             let (engines, iopoll) = (local.engines.clone(), local.iopoll);
             let local = Local { engines, iopoll, served: Arc::default() };
             let things = Arc::default();
-            let (remotes, steps, look_ups) = (BTreeSet::new(), Arc::default(), Arc::default());
+            let (remotes, steps, look_ups) = (Arc::default(), Arc::default(), Arc::default());
             let started = false;
             let helper =
                 Helper { local, duties, addresses, started, remotes, things, steps, look_ups };
@@ -210,11 +210,10 @@ impl Helper {
     }
 
     /// Refuses what a daemon that has started does not need any more.
-    fn may(&mut self, request: &HelperRequest) -> anyhow::Result<()> {
+    fn may(&self, request: &HelperRequest) -> anyhow::Result<()> {
         let again = match request {
             HelperRequest::Open(wanted) => match wanted.remote() {
-                Some(name) if self.started => self.remotes.contains(name),
-                Some(name) => self.remotes.insert(name.to_vec()),
+                Some(name) => self.has_opened(name),
                 None => false,
             },
             HelperRequest::Listen { .. } => false,
@@ -226,21 +225,23 @@ impl Helper {
         Ok(())
     }
 
+    fn has_opened(&self, export: &[u8]) -> bool {
+        self.remotes.lock().unwrap_or_else(PoisonError::into_inner).contains(export)
+    }
+
     fn handle(&mut self, request: HelperRequest, fd: Option<OwnedFd>) -> Answered {
         panic_point!("helper");
         self.may(&request)?;
         match request {
             HelperRequest::Open(wanted) => {
-                let export = wanted.remote().map(<[u8]>::to_vec);
                 let (ours, its) = line()?;
                 self.open(*wanted, ours)?;
-                self.remotes.extend(export);
                 Ok((HelperAnswer::Wait, Some(its)))
             }
             HelperRequest::State { cached } => self.state(fd, cached),
             HelperRequest::StateOfExport { name } => {
                 let dir = self.state_dir()?;
-                if !self.remotes.contains(&name.0) {
+                if !self.has_opened(&name.0) {
                     bail!("this daemon has no such export");
                 }
                 self.beside(move |things| {
@@ -309,6 +310,7 @@ impl Helper {
     /// Opens an image on a thread of its own: it may have to wait for a lock.
     fn open(&self, wanted: Wanted, line: OwnedFd) -> anyhow::Result<()> {
         let (ephemeral, again) = (wanted.ephemeral, wanted.is_again());
+        let (export, remotes) = (wanted.remote().map(<[u8]>::to_vec), Arc::clone(&self.remotes));
         let mut options = wanted.into_options(|asked| self.local.engines(asked))?;
         if let Source::Nbd(target) = &options.source {
             self.addresses.admit(target)?;
@@ -333,9 +335,15 @@ impl Helper {
                 if !started && !again {
                     known_exports::may_be_away(&mut options, state_dir.as_ref());
                 }
-                served.recall(&mut options, state_dir.as_ref());
+                let named = served.recall(&mut options, state_dir.as_ref(), |path| {
+                    let location = acting_as(account.as_ref(), || Location::of(path));
+                    location.unwrap_or_else(|_| Location::unknown(path))
+                });
                 let act = || open(&options, ephemeral, iopoll);
                 let Opened { disk, new, clone } = acting_as(account.as_ref(), act)??;
+                // What is kept of it is for who could open it.
+                served.opened(named);
+                remotes.lock().unwrap_or_else(PoisonError::into_inner).extend(export.clone());
                 if !again {
                     known_exports::keep(&disk, state_dir.as_ref());
                 }

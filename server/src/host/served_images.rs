@@ -17,6 +17,9 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 /// The longest path that the host takes.
 const PATH_MAX: u64 = 4096;
 
+/// One that is about to be opened: as its user names it, what it is called in the folder, and where it is.
+pub(super) struct Named(PathBuf, StateName, PathBuf);
+
 /// Those of this daemon, as its user names them from the root: what each is called in the folder, and where it is.
 #[derive(Default)]
 pub(super) struct ServedImages(Mutex<BTreeMap<PathBuf, (StateName, PathBuf)>>);
@@ -27,18 +30,30 @@ impl ServedImages {
     }
 
     /// An image that is about to be opened, and would be made if it were missing, is not made again if it was served
-    /// before.
-    pub(super) fn recall(&self, options: &mut OpenOptions, dir: Option<&StateDir>) {
+    /// before. `locate` looks at its path, with the rights of whoever is to open it.
+    pub(super) fn recall(
+        &self,
+        options: &mut OpenOptions,
+        dir: Option<&StateDir>,
+        locate: impl FnOnce(&Path) -> Location,
+    ) -> Option<Named> {
         let is_made = options.create_bytes.is_some()
             || options.qcow2.as_ref().is_some_and(|qcow2| qcow2.base.is_some());
-        let (Source::Path(path), Some(dir), true) = (&options.source, dir, is_made) else { return };
-        let Ok(said) = std::path::absolute(path) else { return };
-        let real = Location::of(path).real().to_owned();
+        let (Source::Path(path), Some(dir), true) = (&options.source, dir, is_made) else {
+            return None;
+        };
+        let said = std::path::absolute(path).ok()?;
+        let real = locate(path).real().to_owned();
         let name = StateName::served_image(real.as_os_str().as_bytes());
         if is_kept(dir, name, &real) {
             options.served_before = Some(name.to_string());
         }
-        self.lock().insert(said, (name, real));
+        Some(Named(said, name, real))
+    }
+
+    /// It was opened: whoever asked for it might have it.
+    pub(super) fn opened(&self, image: Option<Named>) {
+        self.lock().extend(image.map(|Named(said, name, real)| (said, (name, real))));
     }
 
     /// It is served from now on.

@@ -9,6 +9,7 @@ use ringway_control::config::FileIdentity;
 use ringway_disk::OpenOptions;
 use ringway_testkit::{Need, skip};
 use rustix::fs::Mode;
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use tempfile::TempDir;
 
@@ -72,7 +73,7 @@ impl Rig {
                 Addresses::look_up(&[], |_| false, Sandbox::Off, (None, false)).unwrap(),
             ),
             started: true,
-            remotes: BTreeSet::new(),
+            remotes: Arc::default(),
             things: Arc::default(),
             steps: Arc::default(),
             look_ups: Arc::default(),
@@ -219,18 +220,68 @@ fn e52_connections_are_made_anew_and_guests_of_xen_served_only_as_at_the_start()
     let name = |name: &str| format!("nbd:unix:{}/{name}", rig.folder.path().display());
     let open = |name: &str, again| {
         let options = OpenOptions::new(Source::Nbd(name.parse().unwrap()));
-        HelperRequest::Open(Box::new(Wanted::of(&options, (false, again)).unwrap()))
+        HelperRequest::Open(Box::new(
+            Wanted::of(&options, (false, again)).unwrap(),
+        ))
     };
     let (one, other) = (name("one"), name("other"));
-    rig.helper.started = false;
-    // Nobody listens there, which does not matter: it was asked for.
-    assert!(rig.ask(open(&one, false), None).is_err());
-    assert!(rig.ask(HelperRequest::Started, None).is_ok());
+    rig.helper.remotes.lock().unwrap().insert(one.clone().into_bytes());
     for again in [false, true] {
         rig.refuses(open(&other, again), None, "started without --control");
         let why = rig.ask(open(&one, again), None).expect_err("nobody listens there");
         assert!(!why.contains("--control"), "{why}");
     }
+}
+
+/// What is kept of an export is another daemon's, unless this one could connect to it.
+#[test]
+fn e78_asking_for_an_export_does_not_give_what_is_kept_of_it() {
+    let Some(mut rig) = Rig::new(true) else { return };
+    let name = format!("nbd:unix:{}/none", rig.folder.path().display());
+    let options = OpenOptions::new(Source::Nbd(name.parse().unwrap()));
+    for started in [false, true] {
+        rig.helper.started = started;
+        let wanted = Wanted::of(&options, (false, false)).unwrap();
+        assert!(rig.ask(HelperRequest::Open(Box::new(wanted)), None).is_err(), "nobody listens");
+        let request = HelperRequest::StateOfExport { name: Path::new(&name).into() };
+        rig.refuses(request, None, "no such export");
+    }
+}
+
+/// A note that an image was served is forgotten for who had that image opened, and for nobody else.
+#[test]
+fn e77_a_note_is_forgotten_for_who_had_the_image_opened() {
+    let Some(mut rig) = Rig::new(true) else { return };
+    let (shared, state) = (rig.folder.path().join("shared"), rig.folder.path().join("state"));
+    std::fs::create_dir(&shared).unwrap();
+    std::fs::set_permissions(&shared, std::fs::Permissions::from_mode(0o777)).unwrap();
+    let notes = || std::fs::read_dir(&state).unwrap().count();
+    let mut options = OpenOptions::new(Source::Path(shared.join("new")));
+    (options.raw, options.create_bytes) = (true, Some(1 << 20));
+    let wanted = Wanted::of(&options, (false, false)).unwrap();
+    let opened = rig.ask(HelperRequest::Open(Box::new(wanted)), None);
+    let Ok(HelperAnswer::Opened { new: Some(number), .. }) = opened else { panic!("{opened:?}") };
+    assert!(rig.ask(HelperRequest::Keep { number }, None).is_ok());
+    assert_eq!(notes(), 1);
+    let forget = |name| HelperRequest::Forget { path: shared.join(name).as_path().into() };
+    assert!(rig.ask(forget("other"), None).is_ok());
+    // One of another daemon that it may not have.
+    let path = rig.folder.path().join("closed/none");
+    let real = Location::of(&path).real().to_owned();
+    let name = StateName::served_image(real.as_os_str().as_bytes()).to_string();
+    std::fs::write(state.join(name), real.as_os_str().as_bytes()).unwrap();
+    options.source = Source::Path(path.clone());
+    let wanted = Wanted::of(&options, (false, false)).unwrap();
+    assert!(rig.ask(HelperRequest::Open(Box::new(wanted)), None).is_err());
+    assert!(rig.ask(HelperRequest::Forget { path: path.as_path().into() }, None).is_ok());
+    assert_eq!(notes(), 2, "nothing was opened");
+    // Another daemon's helper, with the same folder.
+    let its = std::mem::take(&mut rig.helper.local.served);
+    assert!(rig.ask(forget("new"), None).is_ok());
+    assert_eq!(notes(), 2, "it was not opened for that one");
+    rig.helper.local.served = its;
+    assert!(rig.ask(forget("new"), None).is_ok());
+    assert_eq!(notes(), 1);
 }
 
 /// Records of rings have numbers for names, and are in the folder of the start; a link there leads nowhere.
