@@ -5,6 +5,7 @@ use crate::common::{Daemon, PATIENCE, children, folder, read, ringway, run, text
 use ringway_driver::Options;
 use ringway_testkit::{Need, skip};
 use serde_json::Value;
+use std::fs::File;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::os::unix::process::CommandExt;
 use std::path::Path;
@@ -504,4 +505,47 @@ fn c49_an_image_is_not_put_on_top_of_one_that_is_based_on_it() {
     let daemon =
         Daemon::serve(dir, &["clones/vm7.qcow2", "--base", "middle.qcow2", "--socket", "s"]);
     daemon.stop();
+}
+
+/// Sockets of several guests may end alike: a clone is named by that part, and is one guest's.
+#[test]
+fn e72_a_clone_is_for_the_socket_that_it_was_made_for() {
+    let dir = base();
+    let dir = dir.path();
+    ["a", "b"].iter().for_each(|name| std::fs::create_dir(dir.join(name)).unwrap());
+    let serve = |socket, more: &[&'static str]| {
+        [&["base.raw", "--overlay", "clones", "--socket", socket][..], more].concat()
+    };
+    for more in [&[][..], &["--sandbox", "off"], &["--isolate"]] {
+        let daemon = Daemon::serve(dir, &serve("a/disk.sock", more));
+        put(dir, "a/disk.sock", 5, 77);
+        daemon.stop();
+        let clone = File::open(dir.join("clones/disk.qcow2")).unwrap();
+        let mut whose = [0; 256];
+        if rustix::fs::fgetxattr(&clone, c"user.ringway.socket", &mut whose[..]).is_err() {
+            return skip(Need::OwnBlocks, "attributes of files".to_owned());
+        }
+        let mut other = ringway();
+        other.arg("serve").args(serve("b/disk.sock", more)).current_dir(dir);
+        let refused = run(other);
+        let said = text(&refused.stderr);
+        assert_eq!(refused.status.code(), Some(1), "{more:?}: {said}");
+        assert!(
+            said.contains("a/disk.sock") && said.contains("the clone of another disk"),
+            "{said}"
+        );
+        // Added later, in place of one that was removed.
+        let args = serve("./b/../a/disk.sock", more);
+        let daemon = Daemon::serve(dir, &[&args[..], &["--control", "ctl"]].concat());
+        ctl(dir, &["remove", "0"]);
+        let mut add = ringway();
+        add.args(["ctl", "--control", "ctl", "add", "base.raw", "--overlay", "clones"]);
+        add.args(["--socket", "b/disk.sock"]).current_dir(dir);
+        let refused = run(add);
+        let said = text(&refused.stderr);
+        assert!(!refused.status.success() && said.contains("the clone of another disk"), "{said}");
+        ctl(dir, &["add", "base.raw", "--overlay", "clones", "--socket", "a/disk.sock"]);
+        assert_eq!(sector(dir, "a/disk.sock", 5), 77);
+        daemon.stop();
+    }
 }

@@ -42,7 +42,7 @@ use anyhow::{Context, bail};
 use client::{Client, EphemeralFile, HelpersFile};
 pub(crate) use duties::Duties;
 pub(super) use forked::{Event, Parent, leave_no_zombie, settle};
-use local::{Local, Opened, OwnFile};
+use local::{CloneWords, Local, Opened, OwnFile};
 use names::{PATHS, PathNames};
 pub(crate) use protocol::{is_socket_busy, reason};
 use ringway_control::config::{DiskSpec, Location, Sandbox};
@@ -146,14 +146,17 @@ impl Host {
         let mut options = self.local.options(spec);
         let Source::Nbd(_) = options.source else { return Ok(None) };
         if let Some(helper) = &self.helper {
-            return Ok(Some(Connecting(By::There(helper.begin(&options, false)?))));
+            return Ok(Some(Connecting(By::There(
+                helper.begin(&options, &CloneWords::default())?,
+            ))));
         }
         if !self.confined.load(SeqCst) {
             known_exports::may_be_away(&mut options, self.states.here());
         }
         let iopoll = self.local.iopoll;
         let thread = std::thread::Builder::new().name("open".into());
-        Ok(Some(Connecting(By::Here(thread.spawn(move || local::open(&options, false, iopoll))?))))
+        let open = move || local::open(&options, &CloneWords::default(), iopoll);
+        Ok(Some(Connecting(By::Here(thread.spawn(open)?))))
     }
 
     /// Waits for the connection.
@@ -197,7 +200,7 @@ impl Host {
                 let served = &self.local.served;
                 let named = served.recall(&mut options, self.states.here(), Location::of);
                 let Opened { mut disk, new, clone } =
-                    self.local.open(&options, spec.ephemeral)?;
+                    self.local.open(&options, &CloneWords::of(spec))?;
                 served.opened(named);
                 let clone = clone.map(|file| EphemeralClone(Clone::Here(Some(file))));
                 self.make_ours(&mut disk)?;
@@ -214,7 +217,7 @@ impl Host {
         };
         self.refuse_if_qemu_serves(path, &options)?;
         for _ in 0..SNATCHED_MAX {
-            let opened = helper.open(&options, spec.ephemeral)?;
+            let opened = helper.open(&options, &CloneWords::of(spec))?;
             let clone = opened.clone.map(|file| EphemeralClone(Clone::There(Some(file))));
             let (mut disk, new) = (opened.disk, opened.new);
             let new = new.map(|file| NewImage { made: Made::There(file), note: None });

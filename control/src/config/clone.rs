@@ -23,21 +23,24 @@ impl DiskArgs {
         socket: Option<&Path>,
     ) -> Result<PathBuf, String> {
         let mut image = image.to_owned();
-        if let Some(folder) = self.overlay.take() {
-            if self.base.is_some() {
-                return Err(
-                    "overlay serves a clone of the image, and base says what the image is a \
-                            clone of: leave one of them out"
-                        .into(),
-                );
-            }
+        if let Some(folder) = &self.overlay {
             let name = socket.and_then(Path::file_stem).ok_or(
                 "overlay names the clone as the socket, and there is none with a path: name both \
                  image and base instead",
             )?;
             let mut name = OsString::from(name);
             name.push(".qcow2");
-            self.base = Some(std::mem::replace(&mut image, folder.join(name)));
+            let clone = folder.join(name);
+            // A process of its own is told all of it.
+            if self.base.is_none() {
+                self.base = Some(std::mem::replace(&mut image, clone));
+            } else if image != clone {
+                return Err(
+                    "overlay serves a clone of the image, and base says what the image is a \
+                            clone of: leave one of them out"
+                        .into(),
+                );
+            }
         }
         if self.cache_base && self.base.is_none() && self.format != Some(Format::Qcow2) {
             let why = "cache-base is said of what an image is based on, and a raw one is based on nothing: add \
@@ -84,15 +87,18 @@ mod tests {
             let spec = spec(words).unwrap();
             assert!(spec.qcow2 && !spec.raw);
             // What a process of its own is told says the same.
-            let words = *spec.words;
-            assert_eq!((&words.overlay, words.base.is_some()), (&None, true));
-            (words.image.unwrap(), spec.base.unwrap().0)
+            let mut words = *spec.words;
+            let image = words.take_image().unwrap();
+            let again = words.into_spec(&image, Place::Socket("/run/vm7.sock".into())).unwrap();
+            assert_eq!((&again.base, &again.named_after), (&spec.base, &spec.named_after));
+            (again.words.image.unwrap(), spec.base.unwrap().0, spec.named_after.is_some())
         };
-        let found: (PathBuf, PathBuf) = ("/c/vm7.qcow2".into(), "/b.raw".into());
+        let found: (PathBuf, PathBuf, bool) = ("/c/vm7.qcow2".into(), "/b.raw".into(), true);
         assert_eq!(clone("image = '/b.raw'\noverlay = '/c'"), found);
         assert_eq!(clone("base = '/b.raw'\noverlay = '/c'"), found);
+        let found = ("/c/vm7.qcow2".into(), "/b.raw".into(), false);
         assert_eq!(clone("image = '/c/vm7.qcow2'\nbase = '/b.raw'"), found);
-        let found = ("/c/one".into(), "/b.raw".into());
+        let found = ("/c/one".into(), "/b.raw".into(), false);
         assert_eq!(clone("image = '/c/one'\nbase = '/b.raw'\nephemeral = true"), found);
     }
 

@@ -422,6 +422,8 @@ pub struct DiskSpec {
     pub backing_root: Option<PathBuf>,
     /// What it is a clone of, and the format of that where it was said.
     pub base: Option<(PathBuf, Option<Format>)>,
+    /// The socket that this clone is named after, of which the name has the last part alone.
+    pub named_after: Option<PathBuf>,
     /// What it is based on goes through the page cache in any case.
     pub cache_base: bool,
     /// A qcow2 image that was not closed is refused.
@@ -518,6 +520,7 @@ impl DiskArgs {
             Place::Xen(_) | Place::Nbd(_) => None,
         };
         let image = &self.settle_clone(image, socket.as_deref())?;
+        let named_after = socket.clone().filter(|_| self.overlay.is_some());
         let socket = socket.filter(|_| matches!(place, Place::Socket(_)));
         let words = Box::new(Self { image: Some(image.into()), socket, ..self.clone() });
         let errors = self.errors();
@@ -545,6 +548,7 @@ impl DiskArgs {
             qcow2: self.format == Some(Format::Qcow2),
             backing_root: self.backing_root,
             base: self.base.map(|base| (base, self.base_format)),
+            named_after,
             cache_base: self.cache_base,
             never_repair: self.repair == Some(Repair::Never),
             ephemeral: self.ephemeral,

@@ -1,5 +1,6 @@
 //! The daemon's side: asks the helper.
 
+use super::local::CloneWords;
 use super::protocol::{HelperAnswer, HelperRequest, SocketBusy, Wanted};
 use super::state::NoPlace;
 use super::wire::{AskError, Asker, LOST, receive};
@@ -197,20 +198,24 @@ impl Client {
     pub(super) fn open(
         self: &Arc<Self>,
         options: &OpenOptions,
-        ephemeral: bool,
+        clone: &CloneWords,
     ) -> anyhow::Result<Opened> {
-        let line = self.begin(options, ephemeral)?;
+        let line = self.begin(options, clone)?;
         self.opened(&line)
     }
 
     /// Has a disk opened. [`Client::opened`] waits for it, while others are being opened.
-    pub(super) fn begin(&self, options: &OpenOptions, ephemeral: bool) -> anyhow::Result<OwnedFd> {
-        self.wanted(Wanted::of(options, (ephemeral, false))?)
+    pub(super) fn begin(
+        &self,
+        options: &OpenOptions,
+        clone: &CloneWords,
+    ) -> anyhow::Result<OwnedFd> {
+        self.wanted(Wanted::of(options, (clone, false))?)
     }
 
     /// An export of which there is a disk already.
     pub(super) fn open_again(self: &Arc<Self>, options: &OpenOptions) -> anyhow::Result<Opened> {
-        let line = self.wanted(Wanted::of(options, (false, true))?)?;
+        let line = self.wanted(Wanted::of(options, (&CloneWords::default(), true))?)?;
         self.opened(&line)
     }
 

@@ -309,7 +309,7 @@ impl Helper {
 
     /// Opens an image on a thread of its own: it may have to wait for a lock.
     fn open(&self, wanted: Wanted, line: OwnedFd) -> anyhow::Result<()> {
-        let (ephemeral, again) = (wanted.ephemeral, wanted.is_again());
+        let (clone, again) = (wanted.clone_words(), wanted.is_again());
         let (export, remotes) = (wanted.remote().map(<[u8]>::to_vec), Arc::clone(&self.remotes));
         let mut options = wanted.into_options(|asked| self.local.engines(asked))?;
         if let Source::Nbd(target) = &options.source {
@@ -339,7 +339,7 @@ impl Helper {
                     let location = acting_as(account.as_ref(), || Location::of(path));
                     location.unwrap_or_else(|_| Location::unknown(path))
                 });
-                let act = || open(&options, ephemeral, iopoll);
+                let act = || open(&options, &clone, iopoll);
                 let Opened { disk, new, clone } = acting_as(account.as_ref(), act)??;
                 // What is kept of it is for who could open it.
                 served.opened(named);
@@ -485,7 +485,7 @@ fn bear_witness(states: BTreeMap<u64, KeptState>) {
     let states = Mutex::new(states);
     let next = || states.lock().unwrap_or_else(PoisonError::into_inner).pop_first();
     let one = || {
-        if let Some((_, keeper)) = next() {
+        if let Some((_, (keeper, _))) = next() {
             survive("the helper", || lock_keeper(&keeper).bear_witness());
         }
     };

@@ -3,20 +3,26 @@
 use super::served_images::ServedImages;
 use crate::image::{check_iopoll, open_disk};
 use anyhow::{Context, bail};
-use ringway_control::config::{DiskSpec, Format as Said};
+use ringway_control::config::{DiskSpec, Format as Said, Location};
 use ringway_disk::{Base, Disk, EngineKind, OpenError, OpenOptions, Qcow2, Source};
 use ringway_export::engines_to_choose;
 use ringway_image::Format;
 use ringway_vhost_user::{Access, bind};
-use rustix::fs::{AtFlags, CWD, Mode, OFlags, openat, statat, unlinkat};
-use std::ffi::OsStr;
+use rustix::fs::{
+    AtFlags, CWD, Mode, OFlags, XattrFlags, fgetxattr, fsetxattr, openat, statat, unlinkat,
+};
+use std::ffi::{CStr, OsStr};
 use std::fs::File;
 use std::io;
 use std::os::fd::OwnedFd;
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::OpenOptionsExt;
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+
+/// The attribute of a clone that says whose it is.
+const SOCKET: &CStr = c"user.ringway.socket";
 
 /// Engines for files: why to take them, or why not.
 pub(super) type Engines = Vec<(EngineKind, Result<String, String>)>;
@@ -75,8 +81,23 @@ impl Local {
         asked.map_or_else(|| self.engines.clone(), |engine| engines_to_choose(Some(engine)))
     }
 
-    pub(super) fn open(&self, options: &OpenOptions, ephemeral: bool) -> anyhow::Result<Opened> {
-        open(options, ephemeral, self.iopoll)
+    pub(super) fn open(&self, options: &OpenOptions, clone: &CloneWords) -> anyhow::Result<Opened> {
+        open(options, clone, self.iopoll)
+    }
+}
+
+/// What was said of a disk that is a clone.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct CloneWords {
+    /// It goes with the disk.
+    pub(super) ephemeral: bool,
+    /// The socket that it is named after.
+    pub(super) named_after: Option<PathBuf>,
+}
+
+impl CloneWords {
+    pub(super) fn of(spec: &DiskSpec) -> Self {
+        Self { ephemeral: spec.ephemeral, named_after: spec.named_after.clone() }
     }
 }
 
@@ -90,8 +111,15 @@ pub(super) struct Opened {
 }
 
 /// Opens a disk.
-pub(super) fn open(options: &OpenOptions, ephemeral: bool, iopoll: bool) -> anyhow::Result<Opened> {
+pub(super) fn open(
+    options: &OpenOptions,
+    clone: &CloneWords,
+    iopoll: bool,
+) -> anyhow::Result<Opened> {
     let disk = open_disk(options)?;
+    if let (Some(socket), false) = (&clone.named_after, options.incoming) {
+        check_socket(&disk, socket)?;
+    }
     if options.read_only && !options.incoming && disk.top_waits_for_journal() {
         // Only a daemon that writes can put into it what is missing.
         bail!(OpenError::Waits(disk.name().into()));
@@ -104,10 +132,32 @@ pub(super) fn open(options: &OpenOptions, ephemeral: bool, iopoll: bool) -> anyh
         check_iopoll(&disk)?;
     }
     let clone = match &options.source {
-        Source::Path(path) if ephemeral => Some(OwnFile::new(path)?),
+        Source::Path(path) if clone.ephemeral => Some(OwnFile::new(path)?),
         _ => None,
     };
     Ok(Opened { disk, new, clone })
+}
+
+/// A clone that has its name from the last part of a socket's path is for that socket alone: others may end alike. A
+/// file system without attributes does not tell them apart.
+fn check_socket(disk: &Disk, socket: &Path) -> anyhow::Result<()> {
+    let (file, socket) = (disk.file(), Location::of(socket));
+    let (ours, mut its) = (socket.real().as_os_str().as_bytes(), [0; 4096]);
+    match fgetxattr(&file, SOCKET, &mut its[..]) {
+        Ok(len) if its[..len] == *ours => {}
+        Ok(len) => bail!(
+            "{}: it is the clone of another disk, whose socket is {}, and --overlay names clones by the last part of \
+             that: give this socket another name, or say --base and the clone's own name; if that disk has moved, \
+             setfattr -x {} lets this one have its clone",
+            disk.name(),
+            OsStr::from_bytes(&its[..len]).to_string_lossy(),
+            SOCKET.to_string_lossy()
+        ),
+        Err(_) => {
+            let _ = fsetxattr(&file, SOCKET, ours, XattrFlags::empty());
+        }
+    }
+    Ok(())
 }
 
 /// Opens the configuration file. Nobody is waited for, should it be a pipe by now.

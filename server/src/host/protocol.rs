@@ -1,7 +1,7 @@
 //! What daemon and helper say to each other. Both are this very program, so nothing here has to last.
 
 use super::image_message::ImageMessage;
-use super::local::Engines;
+use super::local::{CloneWords, Engines};
 use super::parcel_message::ParcelMessage;
 use super::path_message::Name;
 use super::remote_message::RemoteMessage;
@@ -197,13 +197,15 @@ pub(super) struct Wanted {
     /// What it is a clone of, and the format of that if it was said.
     base: Option<(Name, Option<String>)>,
     /// The clone goes with the disk.
-    pub(super) ephemeral: bool,
+    ephemeral: bool,
+    /// The socket that it is named after.
+    named_after: Option<Name>,
 }
 
 impl Wanted {
     pub(super) fn of(
         options: &OpenOptions,
-        (ephemeral, again): (bool, bool),
+        (clone, again): (&CloneWords, bool),
     ) -> anyhow::Result<Self> {
         let (path, remote) = match &options.source {
             Source::Path(path) => (path.clone(), None),
@@ -233,8 +235,15 @@ impl Wanted {
             base: qcow2.and_then(|qcow2| qcow2.base.as_ref()).map(|base| {
                 (base.path.as_path().into(), base.format.map(|format| format.name().into()))
             }),
-            ephemeral,
+            ephemeral: clone.ephemeral,
+            named_after: clone.named_after.as_deref().map(Name::from),
         })
+    }
+
+    /// What was said of it as a clone.
+    pub(super) fn clone_words(&self) -> CloneWords {
+        let named_after = self.named_after.clone().map(PathBuf::from);
+        CloneWords { ephemeral: self.ephemeral, named_after }
     }
 
     /// The export that is to be connected to, if it is one.
@@ -471,7 +480,9 @@ mod tests {
         options.lock_wait = Some(Duration::from_millis(7));
         options.incoming = true;
         options.path = SchedulerMode::Request;
-        let text = serde_json::to_vec(&Wanted::of(&options, (false, false)).unwrap()).unwrap();
+        let text =
+            serde_json::to_vec(&Wanted::of(&options, (&CloneWords::default(), false)).unwrap())
+                .unwrap();
         let wanted: Wanted = serde_json::from_slice(&text).unwrap();
         let back = wanted.into_options(|_| options.engines.clone()).unwrap();
         assert_eq!(format!("{back:?}"), format!("{options:?}"));
@@ -501,12 +512,13 @@ mod tests {
         ] {
             options.qcow2 =
                 Some(Qcow2 { backing_root, base, cache_base, never_repair: cache_base });
-            let text = serde_json::to_vec(&Wanted::of(&options, (true, false)).unwrap()).unwrap();
+            let clone = CloneWords { ephemeral: true, named_after: Some("/s".into()) };
+            let text = serde_json::to_vec(&Wanted::of(&options, (&clone, false)).unwrap()).unwrap();
             let wanted: Wanted = serde_json::from_slice(&text).unwrap();
-            assert!(wanted.ephemeral);
+            assert_eq!(wanted.clone_words(), clone);
             assert_eq!(wanted.into_options(|_| Vec::new()).unwrap().qcow2, options.qcow2);
         }
         let null = OpenOptions::new(Source::Null { bytes: 512, latency_us: 0 });
-        assert!(Wanted::of(&null, (false, false)).is_err());
+        assert!(Wanted::of(&null, (&CloneWords::default(), false)).is_err());
     }
 }

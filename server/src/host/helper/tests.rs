@@ -1,5 +1,6 @@
 //! What a daemon in wrong hands gets by each message: the table of docs/sandbox.md.
 
+use super::super::local::CloneWords;
 use super::super::path_message::Name;
 use super::super::protocol::OverlayWanted;
 use super::super::state::StateDir;
@@ -111,7 +112,9 @@ impl Rig {
 
     fn open(&self, name: &str) -> HelperRequest {
         let options = OpenOptions::new(Source::Path(self.folder.path().join(name)));
-        HelperRequest::Open(Box::new(Wanted::of(&options, (false, false)).unwrap()))
+        HelperRequest::Open(Box::new(
+            Wanted::of(&options, (&CloneWords::default(), false)).unwrap(),
+        ))
     }
 
     fn listen(&self, name: &str) -> HelperRequest {
@@ -221,7 +224,7 @@ fn e52_connections_are_made_anew_and_guests_of_xen_served_only_as_at_the_start()
     let open = |name: &str, again| {
         let options = OpenOptions::new(Source::Nbd(name.parse().unwrap()));
         HelperRequest::Open(Box::new(
-            Wanted::of(&options, (false, again)).unwrap(),
+            Wanted::of(&options, (&CloneWords::default(), again)).unwrap(),
         ))
     };
     let (one, other) = (name("one"), name("other"));
@@ -241,7 +244,7 @@ fn e78_asking_for_an_export_does_not_give_what_is_kept_of_it() {
     let options = OpenOptions::new(Source::Nbd(name.parse().unwrap()));
     for started in [false, true] {
         rig.helper.started = started;
-        let wanted = Wanted::of(&options, (false, false)).unwrap();
+        let wanted = Wanted::of(&options, (&CloneWords::default(), false)).unwrap();
         assert!(rig.ask(HelperRequest::Open(Box::new(wanted)), None).is_err(), "nobody listens");
         let request = HelperRequest::StateOfExport { name: Path::new(&name).into() };
         rig.refuses(request, None, "no such export");
@@ -258,7 +261,7 @@ fn e77_a_note_is_forgotten_for_who_had_the_image_opened() {
     let notes = || std::fs::read_dir(&state).unwrap().count();
     let mut options = OpenOptions::new(Source::Path(shared.join("new")));
     (options.raw, options.create_bytes) = (true, Some(1 << 20));
-    let wanted = Wanted::of(&options, (false, false)).unwrap();
+    let wanted = Wanted::of(&options, (&CloneWords::default(), false)).unwrap();
     let opened = rig.ask(HelperRequest::Open(Box::new(wanted)), None);
     let Ok(HelperAnswer::Opened { new: Some(number), .. }) = opened else { panic!("{opened:?}") };
     assert!(rig.ask(HelperRequest::Keep { number }, None).is_ok());
@@ -271,7 +274,7 @@ fn e77_a_note_is_forgotten_for_who_had_the_image_opened() {
     let name = StateName::served_image(real.as_os_str().as_bytes()).to_string();
     std::fs::write(state.join(name), real.as_os_str().as_bytes()).unwrap();
     options.source = Source::Path(path.clone());
-    let wanted = Wanted::of(&options, (false, false)).unwrap();
+    let wanted = Wanted::of(&options, (&CloneWords::default(), false)).unwrap();
     assert!(rig.ask(HelperRequest::Open(Box::new(wanted)), None).is_err());
     assert!(rig.ask(HelperRequest::Forget { path: path.as_path().into() }, None).is_ok());
     assert_eq!(notes(), 2, "nothing was opened");
