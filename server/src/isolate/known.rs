@@ -72,7 +72,10 @@ impl Isolated {
     /// As its process says now, or said last.
     pub(crate) fn facts(&self, now: Option<DiskFacts>) -> DiskFacts {
         if let Some(now) = now {
-            *lock(&self.facts) = DiskFacts { id: self.id, ..now };
+            let mut facts = lock(&self.facts);
+            // It is found by what it was called at its start, whatever its process says since.
+            let DiskFacts { image, socket, serial, .. } = facts.clone();
+            *facts = DiskFacts { id: self.id, image, socket, serial, ..now };
         }
         let mut facts = lock(&self.facts).clone();
         let launched = lock(&self.thread).is_some();
