@@ -15,6 +15,61 @@ fn connect(dir: &Path, socket: &str) -> Device {
     Options::new().patience(PATIENCE).connect(dir.join(socket)).unwrap()
 }
 
+/// Half of the disks of a worker hang, with all that their guests can ask for: the other half finish what theirs do.
+#[test]
+fn c62_half_of_all_disks_hang_at_full_depth_and_the_others_go_on() {
+    const DEPTH: u64 = 16;
+    const REQUESTS: u64 = 5000;
+    let dir = folder();
+    let dir = dir.path();
+    let mut config = "workers = 1\ncontrol = 'c'\n".to_owned();
+    for at in 0..8 {
+        let latency = if at % 2 == 0 { ",latency=600000ms" } else { "" };
+        config += &format!(
+            "[[disk]]\nimage = 'null:1G{latency}'\nsocket = '{at}'\nqueues = 1\nqueue-size = 1024\n"
+        );
+    }
+    std::fs::write(dir.join("disks.toml"), config).unwrap();
+    let daemon = Daemon::serve(dir, &["--config", "disks.toml"]);
+    let connect = |at: usize| {
+        let options = Options::new().patience(PATIENCE).queue_size(1024);
+        options.connect(dir.join(at.to_string())).unwrap()
+    };
+    let mut all: Vec<_> = (0..8).map(connect).collect();
+    let mut queues: Vec<_> = all.iter_mut().map(|device| device.queue::<()>().unwrap()).collect();
+    // More than there are places for.
+    let mut asked = 0;
+    for at in (0..8).step_by(2) {
+        for _ in 0..queues[at].size() {
+            let buffer = all[at].pool().alloc(512).unwrap();
+            asked += u64::from(queues[at].write(asked * 512, buffer, ()).is_ok());
+        }
+        queues[at].submit().unwrap();
+    }
+    assert!(asked > 1500, "{asked}: they would hardly be missed");
+    std::thread::scope(|scope| {
+        for (at, (device, queue)) in all.iter_mut().zip(&mut queues).enumerate() {
+            if at % 2 == 0 {
+                continue;
+            }
+            let pool = device.pool();
+            scope.spawn(move || {
+                let (mut begun, mut done) = (0, 0);
+                while done < REQUESTS {
+                    while begun < REQUESTS.min(done + DEPTH) {
+                        queue.write(begun * 512, pool.alloc(512).unwrap(), ()).unwrap();
+                        begun += 1;
+                    }
+                    queue.submit().unwrap();
+                    assert!(queue.wait(Some(PATIENCE)).unwrap(), "disk {at}: {done} of {REQUESTS}");
+                    done += queue.completions().filter(|request| request.is_ok()).count() as u64;
+                }
+            });
+        }
+    });
+    daemon.kill();
+}
+
 /// One worker serves a disk whose writes take seconds and one that is fast.
 #[test]
 fn c12_a_disk_slower_than_everything_leaves_the_other_alone() {
