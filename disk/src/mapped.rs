@@ -4,9 +4,8 @@ use crate::active::shared;
 use crate::choices::CacheMode;
 use crate::disk::Disk;
 use crate::holding::is_no_space;
-use crate::resize::forget_cached;
+use crate::resize::{forget_cached, read_as_stored};
 use crate::unmapped::Unmapped;
-use ringway_core::sync_turn::sync_patiently;
 use ringway_image::{
     Bases, BelowLost, Image, ImageClient, Journal, Layer, LayerFormat, Replayed, Use, replay,
     write_tables_again,
@@ -189,8 +188,7 @@ impl Disk {
         }
         for file in files.iter().flatten() {
             // What cannot be written now either is known to be lost.
-            let _ = sync_patiently(|| file.sync_data());
-            forget_cached(file);
+            let _ = read_as_stored(file);
         }
         layers.iter().skip(1).for_each(|layer| forget_cached(&layer.file));
         Ok(())

@@ -306,6 +306,17 @@ impl Disk {
     }
 }
 
+/// Has what the host holds in its cache of a file be in storage, and then forgets it: what it could not write earlier looks
+/// as if it were there.
+///
+/// # Errors
+/// What the host says to a sync; it is forgotten all the same.
+pub fn read_as_stored(file: &File) -> io::Result<()> {
+    let synced = sync_patiently(|| file.sync_data());
+    forget_cached(file);
+    synced
+}
+
 pub(crate) fn forget_cached(file: &File) {
     // Advice: what the host does not drop, it does not know to be old.
     // SAFETY: no memory is involved.

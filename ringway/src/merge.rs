@@ -10,7 +10,7 @@ use clap::{Args, ValueHint};
 use ringway_control::log::LogArgs;
 use ringway_control::size::Size;
 use ringway_disk::open::repair_counts;
-use ringway_disk::{LockError, lock_image};
+use ringway_disk::{LockError, lock_image, read_as_stored};
 use ringway_image::{Chain, CopyRate, Format, Layer, Pulled, Top, printable};
 use ringway_terminal::{logging, output};
 use serde::Serialize;
@@ -116,6 +116,14 @@ pub(crate) fn open(path: &Path, changes: bool) -> anyhow::Result<File> {
         "{name}: it is neither a file nor a block device"
     );
     match lock_image(&file, !changes) {
+        Ok(()) if changes => {
+            // It may have been tried before, until a sync failed.
+            let stored = read_as_stored(&file);
+            stored.with_context(|| {
+                format!("{name}: what was written to it cannot be made durable")
+            })?;
+            Ok(file)
+        }
         Ok(()) => Ok(file),
         Err(LockError::Host(error)) => {
             Err(error).with_context(|| format!("{name}: cannot lock it, and others may use it"))
