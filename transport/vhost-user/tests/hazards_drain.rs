@@ -511,6 +511,31 @@ fn b55_what_an_iommu_takes_back_is_not_what_storage_may_still_use() {
     goes_on.join().unwrap();
 }
 
+/// Its disk is paused meanwhile, and storage goes on: only a queue that would have to start waits for the disk.
+#[test]
+fn b65_who_takes_memory_back_from_a_paused_disk_does_not_wait_for_it_to_go_on() {
+    for stop in [Stop::GetBase, Stop::Reset, Stop::NewMemory] {
+        let store = StallingStore::new(usize::try_from(CAPACITY).unwrap());
+        store.stall_reads(true);
+        let mut rig = stalling(&store);
+        let memory = leave_a_request(&mut rig, &store, READ);
+        let mut guest = RawGuest::connect(rig.connect(), F_VERSION_1 | F_FLUSH);
+        guest.memory = memory;
+        assert!(guest.set_mem_table().unwrap());
+        ask_to_stop(&guest, stop);
+        std::thread::scope(|scope| {
+            // Whether it is through in time is not asked.
+            scope.spawn(|| drop(rig.export().pause()));
+            while !rig.export().holds() {
+                std::thread::yield_now();
+            }
+            store.stall_reads(false);
+        });
+        guest.client.receive().unwrap_or_else(|error| panic!("{stop:?}: {error}"));
+        assert!(rig.export().holds());
+    }
+}
+
 /// Nobody knows any more when its memory is free: it is not told that it is, and does not wait for ever.
 #[test]
 fn e05_who_waits_for_memory_of_a_disk_that_fails_loses_its_connection() {

@@ -366,7 +366,7 @@ impl Session {
 
     /// True if queue `at` does not run and its record names requests: left when it was stopped without its
     /// front-end having asked for that, or by a daemon that was killed.
-    fn owes(&mut self, at: usize) -> bool {
+    pub(super) fn owes(&mut self, at: usize) -> bool {
         let vring = &self.vrings[at];
         let complete = vring.size != 0 && vring.addresses.is_some() && vring.kick.is_some();
         if vring.is_running() || !complete || self.map.regions().is_empty() {

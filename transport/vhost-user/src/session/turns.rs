@@ -12,6 +12,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tracing::{error, info};
+use vhost::vhost_user::message::FrontendReq;
 
 /// How often to look whether a front-end is still there that waits for an answer, and for queues that stop.
 pub(super) const LOOK_EVERY: Duration = Duration::from_millis(100);
@@ -166,10 +167,17 @@ impl Session {
     }
 
     /// Carries out the message again that could not be answered, if it can be by now. False if the connection
-    /// must end.
+    /// must end. While the disk is paused a queue cannot start, and only that is waited for: QEMU holds up its whole
+    /// machine until it is answered.
     fn take_owed(&mut self) -> Result<bool, MessageError> {
-        let owed = self.owed.take_if(|_| !self.export.holds());
-        owed.map_or(Ok(true), |message| self.take(message))
+        let Some(message) = self.owed.take() else { return Ok(true) };
+        let stops = message.request == Some(FrontendReq::GET_VRING_BASE);
+        let at = message.u32(0) as usize;
+        if self.export.holds() && stops && at < self.vrings.len() && self.owes(at) {
+            self.owed = Some(message);
+            return Ok(true);
+        }
+        self.take(message)
     }
 
     /// False if the connection must end.
