@@ -264,7 +264,8 @@ pub struct DiskStatsOf {
     pub path: PathFacts,
     pub state: State,
     pub connected: bool,
-    /// What is wrong with its front-end, as far as the daemon can see, if its queues do not run.
+    /// What is wrong with its front-end, as far as the daemon can see, if its queues do not run or nothing has come
+    /// through them.
     #[serde(default)]
     pub front_end: Option<String>,
     /// How many front-ends have connected so far.

@@ -1,7 +1,7 @@
 //! All disks of a daemon share the threads that serve front-ends: what one of these does, or its disk,
 //! is no matter of the others.
 
-use crate::common::{Daemon, PATIENCE, folder, read, ringway, run, text, threads};
+use crate::common::{Daemon, PATIENCE, folder, read, ringway, run, says, text, threads};
 use ringway_driver::Options;
 use ringway_testkit::raw::{
     DATA, Desc, F_PROTOCOL, F_VERSION_1, RawClient, RawGuest, halves, request, words,
@@ -259,5 +259,30 @@ fn e44_a_front_end_that_comes_back_all_the_time_is_counted_and_named() {
         drop(RawGuest::connect(UnixStream::connect(dir.join("s")).unwrap(), F_VERSION_1));
     }
     assert!(disk()["connections"].as_u64() > Some(5), "{}", disk());
+    daemon.stop();
+}
+
+/// A driver that has started reads the disk, unless its guest is stopped or its kicks go nowhere.
+#[test]
+fn e81_queues_through_which_nothing_comes_are_named() {
+    let dir = folder();
+    let dir = dir.path();
+    let daemon = Daemon::serve(dir, &["null:1G", "--socket", "s", "--control", "ctl"]);
+    let trouble = || {
+        let said: serde_json::Value = serde_json::from_str(&ctl(dir, &["stats"])).unwrap();
+        said["disks"][0]["front_end"].clone()
+    };
+    let mut device = Options::new().patience(PATIENCE).connect(dir.join("s")).unwrap();
+    let mut queue = device.queue().unwrap();
+    let begun = Instant::now();
+    while !trouble().to_string().contains("no request has come") {
+        assert!(begun.elapsed() < PATIENCE, "{}", trouble());
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    let shown = says(dir, &["top", "--control", "ctl", "--once", "--interval", "1"], 0, &[]);
+    assert!(shown.contains("no guest"), "{shown}");
+    read(&device, &mut queue, 0);
+    assert_eq!(trouble(), serde_json::Value::Null);
+    drop((queue, device));
     daemon.stop();
 }

@@ -18,9 +18,9 @@ impl<Q: QueueLifecycle> Export<Q> {
         }
     }
 
-    /// It has a queue that runs: all is well.
-    pub fn front_end_gets_on(&self) {
-        lock(&self.front_end).gets_on();
+    /// It has a queue that runs; whether all that do are `new`, and not of a driver that has used them before.
+    pub fn front_end_gets_on(&self, new: bool) {
+        lock(&self.front_end).gets_on(new);
     }
 
     /// How many have connected so far.
@@ -29,9 +29,10 @@ impl<Q: QueueLifecycle> Export<Q> {
         lock(&self.front_end).connections
     }
 
-    /// What is wrong with the one that is there, or that comes and goes; nothing if all is well.
+    /// What is wrong with the one that is there, or that comes and goes; nothing if all is well. Whether anything
+    /// comes through its queues only their workers know: [`Export::report`].
     #[must_use]
     pub fn front_end_trouble(&self) -> Option<String> {
-        lock(&self.front_end).trouble()
+        lock(&self.front_end).trouble(false)
     }
 }

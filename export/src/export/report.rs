@@ -24,6 +24,8 @@ pub struct QueueReport {
 pub struct ExportReport {
     /// A front-end is connected.
     pub connected: bool,
+    /// What is wrong with it.
+    pub front_end: Option<String>,
     /// No requests are taken.
     pub paused: bool,
     /// The guest's write cache is on.
@@ -64,6 +66,7 @@ impl<Q: QueueLifecycle> Export<Q> {
         };
         let mut report = ExportReport {
             connected: self.is_connected(),
+            front_end: None,
             paused: self.is_paused(),
             writeback: self.may_write_back() && self.writeback(),
             stuck,
@@ -89,6 +92,11 @@ impl<Q: QueueLifecycle> Export<Q> {
             report.queues.push(QueueReport { queue, worker, stats: stats.clone() });
         }
         report.queues.sort_by_key(|queue| queue.queue);
+        let mut stats = report.queues.iter().map(|queue| &queue.stats);
+        let unused = report.complete
+            && !report.queues.is_empty()
+            && stats.all(|stats| stats.counts.batches == 0);
+        report.front_end = lock(&self.front_end).trouble(unused);
         report
     }
 }

@@ -34,7 +34,7 @@ calls/s       notifications sent to the guest
 working       part of a worker's time spent on requests
 spinning      part of it spent on looking for more; asleep: neither
 serving       no front-end is connected; paused: by ctl pause
-held          failed requests wait; no guest: its queues do not run
+held          failed requests wait; no guest: no queue of it is used
 overdue       requests have been under way for too long
 at limit      requests wait for a limit, which is in no latency
 

@@ -194,7 +194,7 @@ fn disk_stats(served: &Served, asked: &[EngineAnswers], detail: Detail) -> DiskS
         path: path(disk),
         state: state(served),
         connected: report.connected,
-        front_end: served.export.front_end_trouble(),
+        front_end: report.front_end,
         connections: served.export.connections(),
         write_cache: report.writeback,
         in_flight: report.queues.iter().map(|queue| queue.stats.in_flight).sum(),

@@ -128,7 +128,7 @@ impl Session {
         }
         self.leave_nothing(at)?;
         self.stop_some(|i| i == at)?;
-        let start = if self.has(VIRTIO_F_RING_PACKED) { PackedBase::START.0 } else { 0 };
+        let start = self.start_base();
         let vring = &mut self.vrings[at];
         // It starts again with a new kick descriptor.
         vring.kick = None;
@@ -141,6 +141,11 @@ impl Session {
         payload.extend_from_slice(&base.to_ne_bytes());
         kill_point!(Drained);
         Ok(Answer::Reply(payload))
+    }
+
+    /// Where a queue begins that nobody has used.
+    fn start_base(&self) -> u32 {
+        if self.has(VIRTIO_F_RING_PACKED) { PackedBase::START.0 } else { 0 }
     }
 
     pub(super) fn set_vring_kick(&mut self, message: &mut Message) -> Result<Answer, Refusal> {
@@ -275,8 +280,11 @@ impl Session {
 
     /// What keeps all queues from running that only the front-end can change.
     fn note_what_is_missing(&self) {
-        if self.vrings.iter().any(Vring::is_running) {
-            return self.export.front_end_gets_on();
+        let start = self.start_base();
+        let mut running = self.vrings.iter().filter(|vring| vring.is_running()).peekable();
+        if running.peek().is_some() {
+            let new = running.all(|vring| vring.base.is_none_or(|base| base == start));
+            return self.export.front_end_gets_on(new);
         }
         let set_up = |vring: &&Vring| vring.addresses.is_some() && vring.kick.is_some();
         let (queues, no_memory) =
