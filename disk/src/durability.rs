@@ -16,6 +16,10 @@ use std::fs::File;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 
+/// For whom flushes fail after one that had failed under an earlier process, and what ends that.
+const FAIL_UNTIL: &str = "for the guest that it had, until one begins afresh (for NBD clients and Xen guests until the \
+                          disk is removed), or somebody who knows what is lost says 'ringway ctl retry --flushes'";
+
 impl Disk {
     /// From now on what has to outlive this process is kept in `file`, of
     /// [`STATE_FILE_BYTES`](crate::STATE_FILE_BYTES) bytes or, without room for a journal,
@@ -39,7 +43,7 @@ impl Disk {
         let journal = wants.then(|| Journal::map(kept, STATE_BYTES)).transpose()?;
         let keep = self.storage.map_state(file)?;
         // It has failed here, whatever others know.
-        let ours = self.flush_failed.load(SeqCst) && !self.failure_inherited.load(SeqCst);
+        let ours = self.flush_failed_here();
         if ours {
             state.word().fetch_or(STATE_FLUSH_FAILED, SeqCst);
         }
@@ -50,8 +54,7 @@ impl Disk {
             self.flush_failed.store(true, SeqCst);
             tracing::warn!(
                 disk = self.name(),
-                "a flush had failed when this disk was served before: flushes go on failing for the \
-                 guest that it had, until one begins afresh"
+                "a flush had failed when this disk was served before: flushes fail {FAIL_UNTIL}"
             );
         } else if left & !STATE_KEPT != 0 && self.cache != CacheMode::None {
             tracing::warn!(
@@ -99,7 +102,7 @@ impl Disk {
             "what a guest had written and not flushed may be lost: the daemon that served it was killed with its \
              helper, and others have written the image since, or older contents were put in its place, or this is \
              not its --state-dir; or a sync had failed; or this is a copy of an image that was in use. Flushes fail \
-             for that guest, until one begins afresh"
+             {FAIL_UNTIL}"
         );
         self.inherit_failure();
     }
@@ -112,7 +115,7 @@ impl Disk {
             disk = self.name(),
             "writes that the NBD server had answered to an earlier daemon, and that were not flushed, may be lost: \
              that daemon was killed, and nobody can tell whether the server was started anew since. Flushes fail \
-             for the guest that it had, until one begins afresh. --cache writethrough leaves nothing to be lost"
+             {FAIL_UNTIL}. --cache writethrough leaves nothing to be lost"
         );
         self.inherit_failure();
     }
@@ -163,8 +166,9 @@ impl Disk {
         (self.cache != CacheMode::None).then(|| Arc::clone(&self.turn))
     }
 
-    /// A guest begins afresh: that a flush had failed when the disk was served before does not concern
-    /// it. True if one had. A failure that this process saw itself stays as long as the disk is open.
+    /// A guest begins afresh, or somebody answers for the one that goes on: that a flush had failed when the disk was
+    /// served before does not concern it. True if one had. A failure that this process saw itself stays as long as the
+    /// disk is open.
     pub fn forgive_flush(&self) -> bool {
         let forgiven = self.failure_inherited.swap(false, SeqCst);
         if forgiven {
@@ -180,6 +184,12 @@ impl Disk {
             self.failure_inherited.store(true, SeqCst);
             self.keep(STATE_FLUSH_FAILED, true);
         }
+    }
+
+    /// True if a flush has failed since the disk was opened.
+    #[must_use]
+    pub fn flush_failed_here(&self) -> bool {
+        self.flush_failed.load(SeqCst) && !self.failure_inherited.load(SeqCst)
     }
 
     /// True if whoever served it last had it paused.

@@ -144,6 +144,10 @@ enum Command {
         /// Give them up instead: their guest is told that they have failed.
         #[arg(long)]
         fail: bool,
+        /// Try flushes again after one that had failed before the disk was opened: what was written until then may be
+        /// lost, and whoever uses the disk has been told so, or has checked it.
+        #[arg(long, conflicts_with = "fail")]
+        flushes: bool,
     },
     /// Keep what was written so far as a read-only image called NEW, in the folder of the disk's image.
     /// That goes on as a new qcow2 image on top of it, under the name it had, so that the words the disk
@@ -320,7 +324,14 @@ fn request(command: Command) -> anyhow::Result<(&'static str, Map<String, Value>
         }
         Command::Drain { disk } => ("drain", json!({ "disk": disk })),
         Command::Pause { disk } => ("pause", json!({ "disk": disk })),
-        Command::Retry { disk, fail } => ("retry", json!({ "disk": disk, "fail": fail })),
+        Command::Retry { disk, fail, flushes } => {
+            let mut fields = json!({ "disk": disk, "fail": fail });
+            if flushes {
+                // Earlier daemons do not know it.
+                fields["flushes"] = true.into();
+            }
+            ("retry", fields)
+        }
         Command::Snapshot(snapshot) => ("snapshot", snapshot.request()?),
         Command::Flatten(flatten) => ("flatten", flatten.request()),
         Command::Commit(commit) => ("commit", commit.request()?),

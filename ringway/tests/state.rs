@@ -1,12 +1,14 @@
 //! What is not in guests' memory and outlives a daemon: pauses, failed flushes.
 #![allow(missing_docs)]
 
-use crate::common::{Daemon, finish, folder, kill_all, read, ringway, says, write};
+use crate::common::{Daemon, finish, folder, kill_all, names, read, ringway, says, write};
 use ringway_driver::{BlkQueue, Device, Options};
+use ringway_testkit::nbd::{Client, SIMPLE, command};
 use ringway_testkit::{LoopDevice, Mounted, Need, skip};
 use std::fs::File;
 use std::io::Write;
 use std::os::unix::fs::{FileExt, PermissionsExt};
+use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -504,6 +506,13 @@ fn c04_a_failed_flush_outlives_the_daemon() {
                 daemon.wait();
             } else {
                 assert!(!flush(&mut queue));
+                // This daemon does not know what it has lost.
+                says(
+                    dir,
+                    &["ctl", "--control", "c", "retry", "0", "--flushes"],
+                    1,
+                    &["restart the daemon first"],
+                );
                 daemon.kill();
             }
             let daemon = serve(dir, &[]);
@@ -531,6 +540,107 @@ fn c04_a_failed_flush_outlives_the_daemon() {
             daemon.stop();
         }
     }
+}
+
+/// A flush has failed, as the page of the only image says from now on.
+fn a_flush_has_failed(dir: &Path) {
+    let state = dir.join("state");
+    let page = names(&state).into_iter().find(|name| name.starts_with("image-")).expect("a page");
+    let page = std::fs::File::options().write(true).open(state.join(page)).unwrap();
+    page.write_all_at(&[1], 0).unwrap();
+}
+
+fn is_kept(dir: &Path) -> bool {
+    names(&dir.join("state")).iter().any(|name| name.starts_with("image-"))
+}
+
+/// Clients of NBD and front-ends that come back show nobody whether they begin: a person says what goes on. Nobody can
+/// say that of what this daemon has seen itself.
+#[test]
+fn b66_flushes_go_on_when_somebody_says_so() {
+    let flush = |queue: &mut BlkQueue<()>| {
+        queue.flush(()).unwrap();
+        finish(queue).0
+    };
+    for more in [&[][..], &["--isolate"]] {
+        let dir = folder();
+        let dir = dir.path();
+        let daemon = serve(dir, more);
+        let options = Options::new().reconnect(crate::common::PATIENCE);
+        let mut device = options.connect(dir.join("s")).unwrap();
+        let mut queue = device.queue::<()>().unwrap();
+        assert!(ctl(dir, &["retry", "0", "--flushes"]).contains("no flush had failed"));
+        assert!(write(&device, &mut queue, 1, 7));
+        a_flush_has_failed(dir);
+        kill_all(daemon);
+        let daemon = serve(dir, more);
+        assert!(!flush(&mut queue));
+        assert!(daemon.log().contains("ctl retry --flushes"), "{}", daemon.log());
+        assert!(ctl(dir, &["retry", "0", "--flushes"]).contains("flushes are tried again"));
+        assert!(flush(&mut queue), "{}", daemon.log());
+        assert!(ctl(dir, &["retry", "0", "--flushes"]).contains("no flush had failed"));
+        kill_all(daemon);
+        let daemon = serve(dir, more);
+        assert!(flush(&mut queue), "{}", daemon.log());
+        // Its guest may come back, and goes on then.
+        a_flush_has_failed(dir);
+        kill_all(daemon);
+        let daemon = serve(dir, more);
+        ctl(dir, &["remove", "0"]);
+        assert!(is_kept(dir), "{}", daemon.log());
+        daemon.stop();
+    }
+}
+
+/// The clients of a disk are those that it has until it is removed, through all daemons; or until somebody says so.
+#[test]
+fn b66_whoever_comes_after_a_disk_for_nbd_clients_was_removed_begins_afresh() {
+    let dir = folder();
+    let dir = dir.path();
+    let serve = || {
+        let mut command = ringway();
+        let args = [
+            "nbd",
+            "disk.img",
+            "--format",
+            "raw",
+            "--listen",
+            "unix:n.sock",
+            "--export",
+            "disk",
+            "--state-dir",
+            "state",
+        ];
+        command.args(args).args(["--control", "c"]).current_dir(dir);
+        Daemon::start(command)
+    };
+    let flushes = || {
+        let client = UnixStream::connect(dir.join("n.sock")).unwrap();
+        Client::new(client, SIMPLE).call(command::FLUSH, 0, (0, 0), &[]).error == 0
+    };
+    let fails = || {
+        let daemon = serve();
+        assert!(flushes(), "{}", daemon.log());
+        a_flush_has_failed(dir);
+        kill_all(daemon);
+        for _ in 0..2 {
+            let daemon = serve();
+            assert!(!flushes() && !flushes(), "{}", daemon.log());
+            daemon.stop();
+        }
+        serve()
+    };
+    let daemon = fails();
+    ctl(dir, &["retry", "0", "--flushes"]);
+    assert!(flushes(), "{}", daemon.log());
+    daemon.stop();
+    let daemon = fails();
+    ctl(dir, &["remove", "0"]);
+    assert!(!is_kept(dir), "{}", daemon.log());
+    daemon.stop();
+    let daemon = serve();
+    assert!(flushes(), "{}", daemon.log());
+    daemon.stop();
 }
 
 /// The process of the only disk, which has one of its own, once there is one.

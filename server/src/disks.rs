@@ -422,7 +422,7 @@ impl Disks {
             served.flush_server();
             let left = if self.removed.load(SeqCst) {
                 self.forget_image(served);
-                served.leave_or_delete()
+                served.leave_or_delete(true)
             } else {
                 served.end_clone(false);
                 served.leave()

@@ -197,15 +197,21 @@ impl Served {
         })
     }
 
-    /// As [`Served::leave`] for a disk that is removed: others may have its image at once. One that goes with it
-    /// ([`Served::end_clone`]) is deleted before that, while it is locked.
+    /// As [`Served::leave`] for a disk that is served no more: others may have its image at once. One that goes with it
+    /// ([`Served::end_clone`]) is deleted before that, while it is locked. With a disk that is `removed` for good whoever
+    /// used it ends, but for a guest of a front-end: that may come back, and shows whether it begins.
     ///
     /// # Errors
     /// As [`Served::leave`].
-    pub(super) fn leave_or_delete(&self) -> anyhow::Result<()> {
+    pub(super) fn leave_or_delete(&self, removed: bool) -> anyhow::Result<()> {
         let mut deleted = false;
-        // The toolstack removes a disk when its guest has let it go.
-        let guest_ends = self.device.is_some();
+        let guest_ends = match self.export {
+            Exported::VhostUser(_) => false,
+            Exported::Nbd(_) => removed,
+            // The toolstack removes a disk when its guest has let it go.
+            #[cfg(feature = "xen")]
+            Exported::Xen(_) => true,
+        };
         self.export.end_image(guest_ends, &mut || deleted = self.end_clone(true));
         self.end_clone(false);
         if deleted { Ok(()) } else { self.leave() }

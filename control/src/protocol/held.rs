@@ -71,6 +71,8 @@ pub struct Retried {
     pub requests: usize,
     /// Their guest was told that they have failed.
     pub failed: bool,
+    /// Of `flushes`: true if one had failed. `null` if that was not asked for.
+    pub flushes: Option<bool>,
     /// What is still held.
     pub held: Option<HeldFacts>,
 }

@@ -98,6 +98,10 @@ pub struct Retry {
     pub disk: Name,
     #[serde(default)]
     pub fail: bool,
+    /// Not held requests, but flushes after one that had failed before the disk was opened: what was written until then
+    /// may be lost, and whoever uses the disk knows that.
+    #[serde(default)]
+    pub flushes: bool,
 }
 
 #[derive(Debug, Deserialize, Serialize)]

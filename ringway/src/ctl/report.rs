@@ -234,9 +234,15 @@ fn resized(resized: &ResizedTo) -> String {
 }
 
 fn retried(retried: &Retried) -> String {
-    let Retried { image, requests, failed, held: left, .. } = retried;
+    let Retried { image, requests, failed, flushes, held: left, .. } = retried;
     let words = if *requests == 1 { "request" } else { "requests" };
     let mut text = match (requests, failed) {
+        _ if *flushes == Some(true) => {
+            format!(
+                "{image}: flushes are tried again; what was written before one had failed may be lost\n"
+            )
+        }
+        _ if flushes.is_some() => format!("{image}: no flush had failed\n"),
         (0, _) => format!("{image}: no request was held\n"),
         (_, true) => format!("{image}: {requests} {words} given up; the guest was told\n"),
         (_, false) => format!("{image}: {requests} {words} tried again\n"),

@@ -252,17 +252,46 @@ fn resize(disks: &Disks, Resize { disk, size, shrink }: Resize) -> Outcome {
     answer(ResizedTo { id: served.id, image, from, to, guest_notice })
 }
 
-fn retry(disks: &Disks, Retry { disk, fail }: Retry) -> Outcome {
+fn retry(disks: &Disks, Retry { disk, fail, flushes }: Retry) -> Outcome {
     let served = find_here(disks, &disk)?;
     let disk = served.export.disk();
     let image = disk.name().to_owned();
+    if flushes {
+        return retry_flushes(&served, fail);
+    }
     let requests = served.export.retry_held(fail).requests;
     if requests > 0 {
         let what = if fail { "held requests given up" } else { "held requests tried again" };
         tracing::info!(disk = image, requests, "{what}");
     }
     let held = disk.held().map(Into::into);
-    answer(Retried { id: served.id, image, requests, failed: fail, held })
+    answer(Retried { id: served.id, image, requests, failed: fail, flushes: None, held })
+}
+
+/// Somebody knows what was lost with a failed flush, and whoever uses the disk goes on with what is there.
+fn retry_flushes(served: &Served, fail: bool) -> Outcome {
+    let disk = served.export.disk();
+    let (id, image) = (served.id, disk.name().to_owned());
+    if fail {
+        let why = "flushes goes without fail";
+        return Err(Problem::new(ProblemKind::Malformed, why));
+    }
+    if disk.flush_failed_here() {
+        // The next sync would succeed, whatever the host has dropped, and so would one of the image's tables.
+        let why = "a flush has failed since the disk was opened: restart the daemon first, or remove the disk and add \
+                   it again";
+        return Err(Problem::new(ProblemKind::Failed, format!("{image}: {why}")));
+    }
+    let flushes = disk.forgive_flush();
+    if flushes {
+        tracing::warn!(
+            disk = image,
+            "flushes are tried again, as it was ordered (ctl retry --flushes): what was written before one had failed \
+             may be lost"
+        );
+    }
+    let held = disk.held().map(Into::into);
+    answer(Retried { id, image, requests: 0, failed: false, flushes: Some(flushes), held })
 }
 
 fn snapshot(disks: &Disks, asked: &Snapshot) -> Outcome {

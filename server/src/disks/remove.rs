@@ -63,7 +63,7 @@ impl Disks {
         if removed {
             self.forget_image(&served);
         }
-        let left = outcome.and(served.leave_or_delete());
+        let left = outcome.and(served.leave_or_delete(removed));
         self.removals.close_disk(served);
         left.map(|()| Departure { clear, held, unsaved: false })
     }
