@@ -121,7 +121,7 @@ fn open_path(path: &Path, options: &OpenOptions) -> Result<Disk, OpenError> {
     }
     let serial = serial_bytes(options.serial.as_deref(), &place(path))?;
     check_engine(options)?;
-    let created = Created::if_missing(path, options)?;
+    let mut created = Created::if_missing(path, options)?;
     let opened = fence::locked(path, options, || {
         let kind = probe::kind(path)?;
         let (file, cache, cache_why, alignment) = open_cached(path, options, kind)?;
@@ -137,6 +137,7 @@ fn open_path(path: &Path, options: &OpenOptions) -> Result<Disk, OpenError> {
             return Err(error);
         }
     };
+    created.is_locked(&file);
     let bytes = probe::size(path, &file, kind)?;
     // First, as advice on its size would not help.
     format::check(path, &file, bytes, kind, options)?;

@@ -696,3 +696,33 @@ fn c77_a_new_image_on_top_belongs_to_whom_the_old_one_does() {
         skip(Need::Root, "owners");
     }
 }
+
+/// A snapshot is not taken, and its names have changed meanwhile: no file loses its last one.
+#[test]
+fn c110_names_are_given_back_only_if_they_are_as_they_were_taken() {
+    let folder = tempfile::tempdir_in(".").unwrap();
+    let (path, snapshot) = (folder.path().join("vm.qcow2"), folder.path().join("snapshot"));
+    let new = NewImage { virtual_size: BYTES as u64, cluster_bits: 16, backing: None };
+    new.write(&File::create_new(&path).unwrap()).unwrap();
+    let inode = |path: &Path| path.metadata().unwrap().ino();
+    let old = inode(&path);
+    let named = || {
+        let disk = open(&options(&path)).unwrap();
+        let shape = disk.overlay_shape().unwrap();
+        let made =
+            ringway_disk::NewOverlay::make(&path, &disk.file(), Path::new("snapshot"), shape);
+        let mut made = made.unwrap().0;
+        made.take_name().unwrap();
+        assert_eq!(inode(&snapshot), old);
+        made
+    };
+    named().undo().unwrap();
+    assert!(inode(&path) == old && !snapshot.exists());
+    let made = named();
+    let new = inode(&path);
+    std::fs::rename(&snapshot, folder.path().join("elsewhere")).unwrap();
+    std::fs::write(&snapshot, "somebody else's").unwrap();
+    assert!(made.undo().is_err());
+    assert_eq!(inode(&path), new);
+    assert_eq!(std::fs::read(&snapshot).unwrap(), b"somebody else's");
+}

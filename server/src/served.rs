@@ -204,7 +204,7 @@ impl Served {
     /// # Errors
     /// As [`Served::leave`].
     pub(super) fn leave_or_delete(&self, removed: bool) -> anyhow::Result<()> {
-        let mut deleted = false;
+        let mut goes = false;
         let guest_ends = match self.export {
             Exported::VhostUser(_) => false,
             Exported::Nbd(_) => removed,
@@ -212,9 +212,13 @@ impl Served {
             #[cfg(feature = "xen")]
             Exported::Xen(_) => true,
         };
-        self.export.end_image(guest_ends, &mut || deleted = self.end_clone(true));
+        self.export.end_image(guest_ends, &mut || {
+            let deleted = self.end_clone(true);
+            goes = deleted.is_some();
+            deleted != Some(false)
+        });
         self.end_clone(false);
-        if deleted { Ok(()) } else { self.leave() }
+        if goes { Ok(()) } else { self.leave() }
     }
 
     /// As [`Served::leave`], and others may have its image at once; if nobody has to be waited for.
@@ -225,24 +229,21 @@ impl Served {
     }
 
     /// Its image stays, whatever was said of it, unless the disk is `removed`, its image was ours until then,
-    /// and it is ephemeral: if its guest has left, it is somebody else's. True if it was to go.
-    pub(super) fn end_clone(&self, removed: bool) -> bool {
-        let clone = lock(&self.clone).take().filter(|_| removed);
-        let goes = clone.is_some();
-        if let Some(clone) = clone {
-            match clone.remove() {
-                Ok(()) => {
-                    tracing::info!(disk = self.name(), "its clone was deleted: it is ephemeral")
-                }
-                Err(error) => tracing::error!(
-                    disk = self.name(),
-                    "its clone is ephemeral and cannot be deleted: {}. Delete it: the next disk of that name \
-                     would be served what it holds",
-                    in_full(&error)
-                ),
-            }
+    /// and it is ephemeral: if its guest has left, it is somebody else's. Says, if it was to go, whether it has: else it
+    /// may do so later.
+    pub(super) fn end_clone(&self, removed: bool) -> Option<bool> {
+        let clone = lock(&self.clone).take().filter(|_| removed)?;
+        let removed = clone.remove();
+        match &removed {
+            Ok(()) => tracing::info!(disk = self.name(), "its clone was deleted: it is ephemeral"),
+            Err(error) => tracing::error!(
+                disk = self.name(),
+                "its clone is ephemeral and cannot be deleted: {}. Delete it: the next disk of that name \
+                 would be served what it holds",
+                in_full(error)
+            ),
         }
-        goes
+        Some(removed.is_ok())
     }
 
     /// Its image, as it was given.

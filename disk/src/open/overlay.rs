@@ -7,7 +7,8 @@
 //! ```
 //!
 //! So at any moment IMAGE is a whole image with all that was written, and whoever opens it by the same
-//! words finds it. Each step is durable before the next.
+//! words finds it. Each step is durable before the next. Whoever has those names holds both files, and so their locks,
+//! until nothing is to be done about them any more.
 
 use super::OpenError;
 use super::direct::turn_on;
@@ -113,12 +114,15 @@ pub struct NewOverlay {
     snapshot: PathBuf,
     temporary: TempPath,
     step: Step,
+    old: File,
+    new: Arc<File>,
 }
 
 impl NewOverlay {
     /// Makes it, complete and durable, on top of what is at `path` and open as `opened`, and which is
     /// to be called `snapshot`: a name without a folder, or one in the image's. Also gives its file,
-    /// which is not locked, and what its file takes.
+    /// which is not locked, and what its file takes. A lock of either file, if it is that of this open file, lasts as
+    /// long as this does.
     ///
     /// # Errors
     /// [`OverlayError`]; there is nothing new then.
@@ -159,13 +163,14 @@ impl NewOverlay {
         let header = Header::read(&file, bytes).map_err(cannot())??;
         let format = LayerFormat::Qcow2 { shape: Shape::from(&header), data: None };
         let name = path.to_path_buf();
-        let layer = Layer { file: Arc::new(file), file_bytes: bytes, format, name };
+        let new = Arc::new(file);
+        let layer = Layer { file: Arc::clone(&new), file_bytes: bytes, format, name };
         let alignment = match shape.direct {
             true => turn_on(path, std::slice::from_ref(&layer))?,
             false => Alignment::ANY,
         };
-        let step = Step::Made;
-        Ok((Self { folder, image, snapshot, temporary, step }, layer, alignment))
+        let (step, old) = (Step::Made, opened.try_clone().map_err(cannot())?);
+        Ok((Self { folder, image, snapshot, temporary, step, old, new }, layer, alignment))
     }
 
     /// Where the snapshot is to be, from the root.
@@ -209,27 +214,54 @@ impl NewOverlay {
             self.step = Step::Kept;
         }
     }
+
+    /// It is not served: the old one has its name, and no other.
+    ///
+    /// # Errors
+    /// What the host says; the new one may have that name still.
+    pub fn undo(mut self) -> Result<(), OverlayError> {
+        self.give_back()
+    }
+
+    fn give_back(&mut self) -> Result<(), OverlayError> {
+        let step = std::mem::replace(&mut self.step, Step::Kept);
+        let has_name = match step {
+            Step::Linked => &self.old,
+            // Nobody has written to it.
+            Step::Named => &self.new,
+            Step::Made | Step::Kept => return Ok(()),
+        };
+        // Else the old one could be left without a name.
+        if !(leads_to(&self.image, has_name) && leads_to(&self.snapshot, &self.old)) {
+            return Err(OverlayError::Replaced(self.image.clone()));
+        }
+        let undone = match step {
+            Step::Linked => std::fs::remove_file(&self.snapshot),
+            _ => renameat_with(CWD, &self.snapshot, CWD, &self.image, RenameFlags::empty())
+                .map_err(io::Error::from),
+        };
+        undone.map_err(host(&self.image, "give it its name back"))?;
+        self.sync_folder()
+    }
 }
 
 impl Drop for NewOverlay {
     fn drop(&mut self) {
-        let undone = match self.step {
-            Step::Linked => std::fs::remove_file(&self.snapshot),
-            // The old one has its name again, and nobody has written to the new one.
-            Step::Named => {
-                let back = RenameFlags::empty();
-                renameat_with(CWD, &self.snapshot, CWD, &self.image, back).map_err(io::Error::from)
-            }
-            Step::Made | Step::Kept => return,
-        };
-        let synced = || self.sync_folder().map_err(|error| error.to_string());
-        if let Err(error) = undone.map_err(|error| error.to_string()).and_then(|()| synced()) {
+        if let Err(error) = self.give_back() {
             tracing::error!(
                 "{}: the names of a snapshot that was not taken are still there: {error}",
                 self.snapshot.display()
             );
         }
     }
+}
+
+/// True if this name, which is no link, is that of the file.
+fn leads_to(name: &Path, file: &File) -> bool {
+    let (there, here) = (name.symlink_metadata(), file.metadata());
+    there.is_ok_and(|there| {
+        here.is_ok_and(|here| (there.dev(), there.ino()) == (here.dev(), here.ino()))
+    })
 }
 
 /// Whoever may use the image may use the new one: owner, group, access control lists and other attributes, mode.

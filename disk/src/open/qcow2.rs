@@ -170,14 +170,17 @@ fn check_whole(path: &Path, bytes: u64, unit: u32) -> Result<(), OpenError> {
 fn open_locked(
     path: &Path,
     options: &OpenOptions,
-    created: Created,
+    mut created: Created,
 ) -> Result<(Created, File, probe::FileKind), OpenError> {
     let opened = fence::locked(path, options, || {
         let kind = probe::kind(path)?;
         Ok((open_file(path, options, kind, 0)?, kind))
     });
     match opened {
-        Ok((file, kind)) => Ok((created, file, kind)),
+        Ok((file, kind)) => {
+            created.is_locked(&file);
+            Ok((created, file, kind))
+        }
         Err(Fenced::Open(error)) => Err(error),
         Err(Fenced::Theirs(error)) => {
             // Who has the lock of a new file serves it: it is not ours to remove any more.

@@ -67,8 +67,9 @@ impl<Q: QueueLifecycle> Export<Q> {
     /// Ends what concerns its image, which is served no more: has all that is known of it be in its file, and
     /// lets others have it at once, unless something is in flight. Nothing is kept of its guest if that ends, too
     /// ([`Disk::ends`]). Waits for what changes it. `before_it_goes` is called while it is locked, unless it was somebody
-    /// else's, or about to be, because its guest has left.
-    pub fn end_image(&self, guest_ends: bool, before_it_goes: &mut dyn FnMut()) {
+    /// else's, or about to be, because its guest has left; if that says false, it is not over, and the lock goes when all
+    /// who have the image open have closed it.
+    pub fn end_image(&self, guest_ends: bool, before_it_goes: &mut dyn FnMut() -> bool) {
         let _alone = lock(&self.changing);
         // Whoever gives it up for a guest that has left does so after this, and finds that it was done.
         let state = *lock(&self.image_lock.state);
@@ -87,13 +88,13 @@ impl<Q: QueueLifecycle> Export<Q> {
         }
         // Not before, which may find out that a flush has failed.
         self.disk.ends(guest_ends);
-        if state == LockState::Held {
-            before_it_goes();
-        }
+        let is_over = state != LockState::Held || before_it_goes();
         match ended {
             Ok(()) => {
                 self.disk.leave_state();
-                self.disk.unlock();
+                if is_over {
+                    self.disk.unlock();
+                }
             }
             // Its lock goes when it is closed.
             Err(error) => {

@@ -50,7 +50,7 @@ pub trait Offered: Send + Sync {
     fn is_locked(&self) -> bool;
 
     /// As [`Export::end_image`].
-    fn end_image(&self, guest_ends: bool, before_it_goes: &mut dyn FnMut());
+    fn end_image(&self, guest_ends: bool, before_it_goes: &mut dyn FnMut() -> bool);
 
     /// As [`Export::leave_image`].
     ///
@@ -143,7 +143,7 @@ impl<Q: QueueLifecycle> Offered for Export<Q> {
         self.is_locked()
     }
 
-    fn end_image(&self, guest_ends: bool, before_it_goes: &mut dyn FnMut()) {
+    fn end_image(&self, guest_ends: bool, before_it_goes: &mut dyn FnMut() -> bool) {
         self.end_image(guest_ends, before_it_goes);
     }
 

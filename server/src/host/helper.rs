@@ -102,6 +102,8 @@ struct Things {
     leaving: Vec<(u64, StateName)>,
     overlays: BTreeMap<u64, NewOverlay>,
     next: u64,
+    /// The daemon is dead, and what was in these lists is ended.
+    ended: bool,
 }
 
 impl Things {
@@ -192,21 +194,39 @@ impl Helper {
         }
         // Who finds a lock of ours waits for its end.
         let _ = CString::new(ENDING).map(|name| rustix::thread::set_name(&name));
-        let states = std::mem::take(&mut lock(&self.things).states);
-        bear_witness(states);
-        // Those of a daemon that has died: what has its name by now is on top of all it wrote.
-        self.keep_overlays();
-        if self.started {
-            // Sockets stay for the next daemon to replace, as if it had been killed without us.
-            std::mem::forget(std::mem::take(&mut *lock(&self.things)));
-        } else {
-            let made = std::mem::take(&mut lock(&self.things).list);
-            for thing in made.into_values() {
-                if let Err(error) = thing.remove() {
+        self.end();
+        self.await_steps();
+    }
+
+    /// Ends what a dead daemon has left. Whoever names or removes an image, or is its witness, holds it until that is
+    /// over: its lock goes with the last of them.
+    fn end(&self) {
+        let mut things = lock(&self.things);
+        things.ended = true;
+        let (states, overlays) =
+            (std::mem::take(&mut things.states), std::mem::take(&mut things.overlays));
+        let made = std::mem::take(&mut things.list);
+        drop(things);
+        let started = self.started;
+        let mut all: Vec<Box<dyn FnOnce() + Send>> = Vec::new();
+        for (keeper, _) in states.into_values() {
+            all.push(Box::new(move || lock_keeper(&keeper).bear_witness()));
+        }
+        for overlay in overlays.into_values() {
+            // What has its name by now is on top of all that was written.
+            all.push(Box::new(move || overlay.keep()));
+        }
+        for thing in made.into_values() {
+            all.push(Box::new(move || {
+                if started {
+                    // Sockets stay for the next daemon to replace, as if it had been killed without us.
+                    thing.file.keep();
+                } else if let Err(error) = thing.remove() {
                     tracing::warn!("what was made for the daemon stays: {}", in_full(&error));
                 }
-            }
+            }));
         }
+        all_at_once(all);
     }
 
     /// Refuses what a daemon that has started does not need any more.
@@ -479,29 +499,21 @@ impl Helper {
     }
 }
 
-/// Looks after what a dead daemon left of its disks, all at a time: each may have to wait for its file, and has the
-/// lock of its image until then.
-fn bear_witness(states: BTreeMap<u64, KeptState>) {
-    let states = Mutex::new(states);
-    let next = || states.lock().unwrap_or_else(PoisonError::into_inner).pop_first();
-    let one = || {
-        if let Some((_, (keeper, _))) = next() {
-            survive("the helper", || lock_keeper(&keeper).bear_witness());
-        }
-    };
+/// Does all of it at a time: each may have to wait for its file system.
+fn all_at_once(all: Vec<Box<dyn FnOnce() + Send>>) {
+    let count = all.len();
+    let all = Mutex::new(all);
+    let next = || all.lock().unwrap_or_else(PoisonError::into_inner).pop();
+    let one = || next().and_then(|act| survive("the helper", act)).unwrap_or_default();
     std::thread::scope(|scope| {
-        for _ in 0..lock_count(&states) {
-            let thread = std::thread::Builder::new().name("witness".into());
+        for _ in 0..count {
+            let thread = std::thread::Builder::new().name("end".into());
             if thread.spawn_scoped(scope, one).is_err() {
                 // One after another, then.
                 one();
             }
         }
     });
-}
-
-fn lock_count(states: &Mutex<BTreeMap<u64, KeptState>>) -> usize {
-    states.lock().unwrap_or_else(PoisonError::into_inner).len()
 }
 
 fn lock_keeper(keeper: &Mutex<StateKeeper>) -> MutexGuard<'_, StateKeeper> {

@@ -4,12 +4,14 @@ use super::served_images::ServedImages;
 use crate::image::{check_iopoll, open_disk};
 use anyhow::{Context, bail};
 use ringway_control::config::{DiskSpec, Format as Said, Location};
-use ringway_disk::{Base, Disk, EngineKind, OpenError, OpenOptions, Qcow2, Source};
+use ringway_disk::{
+    Base, Disk, EngineKind, LockError, OpenError, OpenOptions, Qcow2, Source, lock_image,
+};
 use ringway_export::engines_to_choose;
 use ringway_image::Format;
 use ringway_vhost_user::{Access, bind};
 use rustix::fs::{
-    AtFlags, CWD, Mode, OFlags, XattrFlags, fgetxattr, fsetxattr, openat, statat, unlinkat,
+    AtFlags, CWD, Mode, OFlags, XattrFlags, fgetxattr, fsetxattr, fstat, openat, statat, unlinkat,
 };
 use std::ffi::{CStr, OsStr};
 use std::fs::File;
@@ -117,6 +119,10 @@ pub(super) fn open(
     iopoll: bool,
 ) -> anyhow::Result<Opened> {
     let disk = open_disk(options)?;
+    let new = match &options.source {
+        Source::Path(path) if disk.created() => Some(OwnFile::image(path, &disk.file())?),
+        _ => None,
+    };
     if let (Some(socket), false) = (&clone.named_after, options.incoming) {
         check_socket(&disk, socket)?;
     }
@@ -124,15 +130,11 @@ pub(super) fn open(
         // Only a daemon that writes can put into it what is missing.
         bail!(OpenError::Waits(disk.name().into()));
     }
-    let new = match &options.source {
-        Source::Path(path) if disk.created() => Some(OwnFile::new(path)?),
-        _ => None,
-    };
     if iopoll {
         check_iopoll(&disk)?;
     }
     let clone = match &options.source {
-        Source::Path(path) if clone.ephemeral => Some(OwnFile::new(path)?),
+        Source::Path(path) if clone.ephemeral => Some(OwnFile::image(path, &disk.file())?),
         _ => None,
     };
     Ok(Opened { disk, new, clone })
@@ -190,19 +192,35 @@ pub(super) struct OwnFile {
     folder: (u64, u64),
     /// And its own: what has the name at the end may be somebody else's.
     identity: (u64, u64),
+    /// An image, whose lock, once it is locked, lasts until it has gone: nobody else serves it before that.
+    image: Option<File>,
     kept: bool,
 }
 
 impl OwnFile {
     /// One that was just made at `path`.
     fn new(path: &Path) -> anyhow::Result<Self> {
+        Self::of(path, None)
+    }
+
+    /// An image that was opened at `path`.
+    fn image(path: &Path, image: &File) -> anyhow::Result<Self> {
+        Self::of(path, Some(image))
+    }
+
+    fn of(path: &Path, image: Option<&File>) -> anyhow::Result<Self> {
         // A later change of the working folder would not matter.
         let path = std::path::absolute(path)?;
         let vanished = || format!("{}: it has vanished", path.display());
         let open = folder_of(&path).with_context(vanished)?;
         let folder = identity(&open, Path::new("")).with_context(vanished)?;
-        let identity = identity(&open, &path).with_context(vanished)?;
-        Ok(Self { path, folder, identity, kept: false })
+        let identity = match image {
+            // What has the name by now may be another one.
+            Some(image) if !path.is_symlink() => fstat(image).map(|it| (it.st_dev, it.st_ino))?,
+            _ => identity(&open, &path).with_context(vanished)?,
+        };
+        let image = image.map(File::try_clone).transpose()?;
+        Ok(Self { path, folder, identity, image, kept: false })
     }
 
     /// Lets it stay.
@@ -224,6 +242,12 @@ impl OwnFile {
         };
         if (identity(&folder, Path::new(""))?, there) != (self.folder, self.identity) {
             return Err(io::Error::other("another file has its name by now"));
+        }
+        // Whoever could lock it serves it.
+        if let Some(Err(LockError::Locked | LockError::Marked(_))) =
+            self.image.as_ref().map(|image| lock_image(image, false))
+        {
+            return Err(io::Error::other("somebody else serves it by now"));
         }
         Ok(unlinkat(&folder, name(&self.path), AtFlags::empty())?)
     }
@@ -260,6 +284,36 @@ fn name(path: &Path) -> &OsStr {
 mod tests {
     use super::*;
     use std::os::unix::fs::symlink;
+
+    /// Whoever waits for the lock of an image gets it when that has gone, however the disk was closed before.
+    #[test]
+    fn c111_an_image_of_ours_is_locked_until_it_has_gone() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("image");
+        let ours = || {
+            let mut options = File::options();
+            let image = options.read(true).write(true).create_new(true).open(&path).unwrap();
+            (OwnFile::image(&path, &image).unwrap(), image)
+        };
+        let (own, image) = ours();
+        lock_image(&image, false).unwrap();
+        drop(image);
+        let other = File::open(&path).unwrap();
+        assert!(lock_image(&other, false).is_err());
+        own.remove().unwrap();
+        assert!(!path.exists());
+        // Another file has its name, or somebody else its lock.
+        let (own, _) = ours();
+        let other = File::create_new(dir.path().join("other")).unwrap();
+        std::fs::rename(dir.path().join("other"), &path).unwrap();
+        assert!(own.remove().is_err() && path.exists());
+        drop(other);
+        std::fs::remove_file(&path).unwrap();
+        let (own, _) = ours();
+        let other = File::open(&path).unwrap();
+        lock_image(&other, false).unwrap();
+        assert!(own.remove().is_err() && path.exists());
+    }
 
     #[test]
     fn e38_a_file_is_removed_from_the_folder_that_it_was_made_in() {

@@ -206,3 +206,23 @@ fn e79_a_device_is_in_use_by_whatever_node_it_is_named() {
         }
     }
 }
+
+/// An image that was made and cannot be opened goes, unless somebody has waited for its lock.
+#[test]
+fn c111_what_was_made_is_not_removed_from_under_whoever_has_its_lock() {
+    let folder = folder();
+    let path = folder.path().join("new.img");
+    let made = || {
+        let options = OpenOptions { create_bytes: Some(MIB), ..options(&path) };
+        Created::if_missing(&path, &options).unwrap()
+    };
+    let created = made();
+    let theirs = File::open(&path).unwrap();
+    super::super::lock_image(&theirs, false).unwrap();
+    drop(created);
+    assert!(path.exists(), "who has its lock serves it");
+    drop(theirs);
+    std::fs::remove_file(&path).unwrap();
+    drop(made());
+    assert!(!path.exists());
+}

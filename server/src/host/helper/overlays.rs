@@ -60,10 +60,11 @@ impl Helper {
             let file = layer.file.try_clone()?.into();
             let usage = Use { read_only: false, grows: true, barriers: true };
             let words = ImageMessage::of(Unmapped { layers: vec![layer], usage }, &mut Vec::new());
-            let mut things = lock(things);
-            things.next += 1;
-            let number = things.next;
-            things.overlays.insert(number, overlay);
+            let mut list = lock(things);
+            list.next += 1;
+            let number = list.next;
+            drop(list);
+            put(things, number, overlay);
             let alignment = (alignment.memory, alignment.offset);
             Ok((HelperAnswer::Overlay { number, image: words, alignment, snapshot }, Some(file)))
         })
@@ -74,7 +75,7 @@ impl Helper {
             let mut overlay = take(things, number)?;
             let named = overlay.take_name();
             // Also if it has failed: whoever asked ends it.
-            lock(things).overlays.insert(number, overlay);
+            put(things, number, overlay);
             named?;
             Ok((HelperAnswer::Done, None))
         })
@@ -83,8 +84,9 @@ impl Helper {
     fn end_overlay(&self, number: u64, kept: bool) -> Answered {
         self.spawn_step(move |things| {
             let overlay = take(things, number)?;
-            if kept {
-                overlay.keep();
+            match kept {
+                true => overlay.keep(),
+                false => overlay.undo()?,
             }
             Ok((HelperAnswer::Done, None))
         })
@@ -100,14 +102,12 @@ impl Helper {
         })
     }
 
-    /// What has its name stays; what has none goes.
-    pub(super) fn keep_overlays(&self) {
+    /// Waits for the steps of a daemon that has died, each of which holds what it names.
+    pub(super) fn await_steps(&self) {
         let begun = Instant::now();
         while Arc::strong_count(&self.steps) > 1 && begun.elapsed() < LAST_STEP {
             std::thread::sleep(Duration::from_millis(1));
         }
-        let overlays = std::mem::take(&mut lock(&self.things).overlays);
-        overlays.into_values().for_each(NewOverlay::keep);
     }
 
     fn state_watches(&self, number: u64, data: Option<OwnedFd>) -> Answered {
@@ -155,6 +155,17 @@ fn change(
     Ok((HelperAnswer::Done, None))
 }
 
-fn take(things: &Mutex<Things>, number: u64) -> anyhow::Result<NewOverlay> {
+/// Keeps it for who asked for it. If that is dead, what has its name stays, and what has none goes.
+pub(super) fn put(things: &Mutex<Things>, number: u64, overlay: NewOverlay) {
+    let mut list = lock(things);
+    if !list.ended {
+        list.overlays.insert(number, overlay);
+        return;
+    }
+    drop(list);
+    overlay.keep();
+}
+
+pub(super) fn take(things: &Mutex<Things>, number: u64) -> anyhow::Result<NewOverlay> {
     lock(things).overlays.remove(&number).with_context(|| format!("there is no image {number}"))
 }

@@ -5,13 +5,16 @@ use super::super::path_message::Name;
 use super::super::protocol::OverlayWanted;
 use super::super::state::StateDir;
 use super::super::wire::receive;
+use super::overlays::{put, take};
 use super::*;
 use ringway_control::config::FileIdentity;
-use ringway_disk::OpenOptions;
+use ringway_disk::open::unlock_image;
+use ringway_disk::{OpenOptions, lock_image};
 use ringway_testkit::{Need, skip};
 use rustix::fs::Mode;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::time::Instant;
 use tempfile::TempDir;
 
 /// Anybody can have a descriptor that names a file, and pass it on.
@@ -386,4 +389,135 @@ fn e34_a_file_that_finds_no_room_to_go_stays_to_be_removed() {
     assert!(rig.ask(HelperRequest::Remove { number }, None).is_ok());
     assert!(!socket.exists());
     rig.refuses(HelperRequest::Remove { number }, None, "no file");
+}
+
+impl Rig {
+    /// Answers a request on a line of its own, with a file.
+    fn file(&mut self, request: HelperRequest, fd: Option<OwnedFd>) -> (HelperAnswer, File) {
+        let (HelperAnswer::Wait, Some(line)) = self.helper.handle(request, fd).unwrap() else {
+            panic!("it is answered at once")
+        };
+        let (answer, file) = receive(&line).unwrap();
+        (answer, File::from(file.expect("a file")))
+    }
+
+    /// Somebody else asks for the lock of the image that has this name.
+    fn takes(&self, name: &str) -> Option<File> {
+        let file = File::open(self.folder.path().join(name)).unwrap();
+        lock_image(&file, false).is_ok().then_some(file)
+    }
+
+    /// The lock is free, or will be once a process that another test has started runs its own program.
+    #[track_caller]
+    fn takes_soon(&self, name: &str) -> File {
+        let begun = Instant::now();
+        loop {
+            match self.takes(name) {
+                Some(file) => return file,
+                None => assert!(begun.elapsed() < Duration::from_secs(60), "{name} is locked"),
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    /// A new image on top of `open/image`, both locked by a daemon that dies then.
+    fn overlay_of_a_dead_daemon(&mut self) -> u64 {
+        let fd = File::from(self.fd("open/image", OFlags::RDWR));
+        lock_image(&fd, false).unwrap();
+        let request = HelperRequest::Overlay(Box::new(OverlayWanted {
+            path: self.path("open/image"),
+            snapshot: self.path("open/snapshot"),
+            format: "qcow2".into(),
+            virtual_size: 1 << 20,
+            cluster_bits: 16,
+            direct: false,
+        }));
+        let (HelperAnswer::Overlay { number, .. }, new) = self.file(request, Some(fd.into()))
+        else {
+            panic!("there is no image")
+        };
+        lock_image(&new, false).unwrap();
+        number
+    }
+}
+
+/// The daemon dies while its helper names files of a snapshot: its successor gets neither before that is over.
+#[test]
+fn c110_an_image_is_locked_until_its_names_are_settled() {
+    let Some(mut rig) = Rig::new(true) else { return };
+    let open = rig.folder.path().join("open");
+    std::fs::create_dir(&open).unwrap();
+    std::fs::set_permissions(&open, std::fs::Permissions::from_mode(0o777)).unwrap();
+    let old = || {
+        let _ = std::fs::remove_file(open.join("snapshot"));
+        std::fs::write(open.join("image"), vec![0; 1 << 20]).unwrap();
+        std::fs::set_permissions(open.join("image"), std::fs::Permissions::from_mode(0o666))
+            .unwrap();
+        open.join("image").metadata().unwrap().ino()
+    };
+    let names = || std::fs::read_dir(&open).unwrap().count();
+    let inode = |name: &str| open.join(name).metadata().unwrap().ino();
+    // It is not named yet; it is; it was not served, after all.
+    for step in 0..3 {
+        let image = old();
+        let number = rig.overlay_of_a_dead_daemon();
+        assert!(rig.takes("open/image").is_none(), "step {step}");
+        if step > 0 {
+            rig.ask(HelperRequest::NameOverlay { number }, None).unwrap();
+            assert_eq!((inode("snapshot"), names()), (image, 2));
+            assert!(rig.takes("open/image").is_none() && rig.takes("open/snapshot").is_none());
+        }
+        if step == 2 {
+            rig.ask(HelperRequest::EndOverlay { number, kept: false }, None).unwrap();
+            assert_eq!((inode("image"), names()), (image, 1));
+        } else {
+            rig.helper.end();
+            assert_eq!((inode("image") == image, names()), (step == 0, 1 + step));
+        }
+        rig.takes_soon("open/image");
+        lock(&rig.helper.things).ended = false;
+    }
+    // It is being named when the daemon dies.
+    let image = old();
+    let number = rig.overlay_of_a_dead_daemon();
+    let mut under_way = take(&rig.helper.things, number).unwrap();
+    rig.helper.end();
+    assert!(rig.takes("open/image").is_none());
+    under_way.take_name().unwrap();
+    assert!(rig.takes("open/image").is_none() && rig.takes("open/snapshot").is_none());
+    put(&rig.helper.things, number, under_way);
+    drop((rig.takes_soon("open/image"), rig.takes_soon("open/snapshot")));
+    assert_eq!((inode("snapshot"), names()), (image, 2), "what has its name stays");
+}
+
+/// The daemon dies before it has started: what it has made goes before its lock does, and stays if somebody else has
+/// that.
+#[test]
+fn c111_a_new_image_is_removed_under_its_lock() {
+    let Some(mut rig) = Rig::new(true) else { return };
+    rig.helper.started = false;
+    let path = rig.folder.path().join("new");
+    for is_taken in [false, true] {
+        let mut options = OpenOptions::new(Source::Path(path.clone()));
+        options.create_bytes = Some(1 << 20);
+        let request = HelperRequest::Open(Box::new(Wanted::of(&options, (&CloneWords::default(), false)).unwrap()));
+        let (HelperAnswer::Opened { new: Some(_), .. }, file) = rig.file(request, None) else {
+            panic!("it is not new")
+        };
+        let theirs = if is_taken {
+            // As a daemon does that hands it over.
+            unlock_image(&file);
+            drop(file);
+            Some(rig.takes_soon("new"))
+        } else {
+            lock_image(&file, false).unwrap();
+            drop(file);
+            assert!(rig.takes("new").is_none(), "somebody else serves what is about to be removed");
+            None
+        };
+        rig.helper.end();
+        assert_eq!(path.exists(), is_taken);
+        drop(theirs);
+        lock(&rig.helper.things).ended = false;
+    }
 }
