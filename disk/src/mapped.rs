@@ -202,12 +202,18 @@ impl Disk {
         journal: Option<&Journal>,
         to_use: Option<&Journal>,
     ) -> io::Result<()> {
+        // Names of a snapshot that was not taken may have stayed, and its disk gone on with what is the base here.
+        let base_waits = layers.get(1).is_some_and(Layer::waits_for_journal);
+        let lacks = base_waits && !self.created && layers[0].is_empty(self.image_unit())?;
         let Some(Layer { file, file_bytes, format, .. }) = layers.first_mut() else {
             return Ok(());
         };
         let LayerFormat::Qcow2 { shape, data: None } = format else { return Ok(()) };
         if usage.read_only {
             return Ok(());
+        }
+        if lacks {
+            self.answered_is_lost();
         }
         let bytes = if usage.grows { file.metadata()?.len() } else { *file_bytes };
         let lost = &mut || self.answered_is_lost();

@@ -109,11 +109,19 @@ impl Beneath {
 /// See [`Disk::without_journal`].
 #[derive(Debug)]
 #[must_use]
-pub struct WithoutJournal(Arc<Disk>);
+pub struct WithoutJournal(Option<Arc<Disk>>);
+
+impl WithoutJournal {
+    /// It has none as long as this process serves it.
+    pub fn stay(mut self) {
+        self.0 = None;
+    }
+}
 
 impl Drop for WithoutJournal {
     fn drop(&mut self) {
-        let mut active = self.0.active();
+        let Some(disk) = &self.0 else { return };
+        let mut active = disk.active();
         active.without_journal -= 1;
         let image = active.image.clone().filter(|_| active.without_journal == 0);
         drop(active);
@@ -121,7 +129,7 @@ impl Drop for WithoutJournal {
         // Nothing can fail that matters: without a journal it is only slower.
         let _ = image.set_defers(true);
         // Somebody else may have wanted it meanwhile.
-        if self.0.active().without_journal > 0 {
+        if disk.active().without_journal > 0 {
             let _ = image.set_defers(false);
         }
     }
@@ -169,7 +177,7 @@ impl Disk {
     /// whether what was answered before is there, too.
     pub fn without_journal(self: &Arc<Self>) -> (WithoutJournal, io::Result<()>) {
         self.active().without_journal += 1;
-        let guard = WithoutJournal(Arc::clone(self));
+        let guard = WithoutJournal(Some(Arc::clone(self)));
         (guard, self.with_image(|image| image.set_defers(false)))
     }
 

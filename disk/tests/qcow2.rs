@@ -726,3 +726,33 @@ fn c110_names_are_given_back_only_if_they_are_as_they_were_taken() {
     assert_eq!(inode(&path), new);
     assert_eq!(std::fs::read(&snapshot).unwrap(), b"somebody else's");
 }
+
+/// A snapshot was not taken, and its names could not be given back: who comes next may find the new image, so nothing
+/// waits beside the old one.
+#[test]
+fn c112_a_disk_whose_names_have_not_come_back_has_no_journal() {
+    for stays in [false, true] {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("vm.qcow2");
+        let new = NewImage { virtual_size: BYTES as u64, cluster_bits: 16, backing: None };
+        new.write(&File::create_new(&path).unwrap()).unwrap();
+        let disk = open_with_journal(open_unmapped(&options(&path)).unwrap());
+        let setup = ThreadsSetup { depth: 64, threads: 4, cached_inline: false };
+        let mut bench = Bench::new(disk, Threads::new(setup).unwrap(), false);
+        let write = |bench: &mut Bench<Threads>, nth: usize| {
+            bench.run(&[Asked { op: Op::Write, at: nth << 16, len: 4096, byte: 1 }]);
+            std::fs::read(&path).unwrap()[88..96] != [0; 8]
+        };
+        // The first one makes a table.
+        write(&mut bench, 0);
+        assert!(write(&mut bench, 1), "it has a journal");
+        let (without_journal, left) = bench.queue.disk().without_journal();
+        left.unwrap();
+        assert!(!write(&mut bench, 2));
+        match stays {
+            true => without_journal.stay(),
+            false => drop(without_journal),
+        }
+        assert_eq!(write(&mut bench, 3), !stays);
+    }
+}

@@ -70,6 +70,16 @@ impl Layer {
         }
     }
 
+    /// True if it has no tables: nothing was ever written to it. I/O is in multiples of `unit` bytes.
+    ///
+    /// # Errors
+    /// What the host says, or what is wrong with its first table.
+    pub fn is_empty(&self, unit: u32) -> io::Result<bool> {
+        let LayerFormat::Qcow2 { shape, .. } = &self.format else { return Ok(false) };
+        let tables = Tables::open(BlockFile::new(Arc::clone(&self.file), unit), *shape)?;
+        Ok(tables.l2_offsets().next().is_none())
+    }
+
     /// The files of a chain, top first. Backing files cannot be longer than they are now.
     ///
     /// # Errors

@@ -222,6 +222,37 @@ fn c38_a_guest_is_told_if_what_was_answered_is_lost() {
     }
 }
 
+/// The names of a snapshot that was not taken have stayed, and its disk went on with what is its base by them: the
+/// entries of that one wait in the state folder, and nobody looks for them there.
+#[test]
+fn c112_a_guest_is_told_if_what_was_answered_is_below_an_empty_image() {
+    let dir = folder();
+    let dir = dir.path();
+    if !overlay(dir) {
+        return;
+    }
+    let daemon = serve(dir, "state", &[]);
+    let mut device = connect(dir);
+    let mut queue = device.queue::<()>().unwrap();
+    for cluster in 1..8 {
+        assert!(write(&device, &mut queue, cluster * CLUSTER, 1));
+    }
+    kill_all(daemon);
+    std::fs::rename(dir.join("top.qcow2"), dir.join("snapshot.qcow2")).unwrap();
+    let args = ["create", "-q", "-f", "qcow2", "-b", "snapshot.qcow2", "-F", "qcow2", "top.qcow2"];
+    qemu(dir, "qemu-img", &args, &[0]);
+    let daemon = serve(dir, "state", &[]);
+    assert_eq!(read(&device, &mut queue, 7 * CLUSTER)[0], 0xba);
+    assert!(!flush(&mut queue), "it is told nothing: {}", daemon.log());
+    drop((queue, device));
+    let mut device = Options::new().connect(dir.join("s")).unwrap();
+    let mut queue = device.queue::<()>().unwrap();
+    assert!(write(&device, &mut queue, 5, 7) && flush(&mut queue), "{}", daemon.log());
+    drop((queue, device));
+    daemon.stop();
+    check(dir);
+}
+
 fn ctl(dir: &Path, args: &[&str]) -> String {
     let mut command = ringway();
     command.args(["ctl", "--control", "c"]).args(args).current_dir(dir);

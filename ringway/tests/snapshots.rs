@@ -10,7 +10,7 @@ use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::atomic::Ordering::SeqCst;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 #[track_caller]
 fn refused(dir: &Path, args: &[&str], words: &[&str]) {
@@ -204,6 +204,42 @@ fn what_cannot_be_a_snapshot_changes_nothing() {
     done(dir, &["snapshot", "s", "newer"]);
     daemon.stop();
     Daemon::serve(dir, &serve("here")).stop();
+}
+
+/// A held request keeps the disk from coming to rest: that is known before any name changes, at which the daemon
+/// would die.
+#[cfg(any(feature = "kill-points", debug_assertions))]
+#[test]
+fn c112_a_snapshot_that_is_refused_for_held_requests_changes_no_name() {
+    use ringway_core::kill_points::{FAULTS, VARIABLE};
+    let dir = tempfile::tempdir_in(".").unwrap();
+    let dir = dir.path();
+    image(dir);
+    let mut command = ringway();
+    command.arg("serve").args(SERVE).args(["--on-write-error", "hold", "--queues", "1"]);
+    command.current_dir(dir).env(FAULTS, "eio=1:0").env(VARIABLE, "overlay-named:1");
+    let mut daemon = Daemon::start(command);
+    let mut device =
+        Options::new().patience(crate::common::PATIENCE).connect(dir.join("s")).unwrap();
+    let mut queue = device.queue::<()>().unwrap();
+    let deadline = Instant::now() + crate::common::PATIENCE;
+    let mut written = 0;
+    while done(dir, &["list"])["disks"][0]["held"]["count"] != 1 {
+        assert!(Instant::now() < deadline, "nothing is held: {}", daemon.log());
+        // A first write of a cluster is not the engine's.
+        if queue.in_flight() == 0 {
+            let buffer = device.pool().alloc(4096).unwrap();
+            queue.write(0, buffer, ()).unwrap();
+            queue.submit().unwrap();
+            written += 1;
+        }
+        std::thread::sleep(Duration::from_millis(10));
+        while queue.pop().unwrap().is_some() {}
+    }
+    println!("{written} writes until one is held");
+    refused(dir, &["snapshot", "disk.qcow2", "snap.qcow2"], &["held"]);
+    daemon.signal(libc::SIGKILL);
+    daemon.wait();
 }
 
 /// Asks on one connection, without a pause, until the daemon is gone or refuses: how many were answered.

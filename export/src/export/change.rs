@@ -292,6 +292,16 @@ impl<Q: QueueLifecycle> Export<Q> {
         self.at_rest(&mut || {}).map(drop)
     }
 
+    /// Whether [`Export::at_rest`] would get as far as stopping queues now: neither is it changed by somebody else, nor
+    /// are requests held.
+    ///
+    /// # Errors
+    /// [`ChangeError`].
+    pub fn may_rest(&self) -> Result<(), ChangeError> {
+        let _alone = self.change()?;
+        self.holds_nothing(self.disk.held_and_left())
+    }
+
     /// As [`Export::drain`], and does something while nothing is in flight and all that was written is
     /// durable; not if it does not get so far. For how long no requests were taken.
     ///

@@ -94,6 +94,12 @@ pub trait Offered: Send + Sync {
     /// [`ChangeError`].
     fn drain(&self) -> Result<(), ChangeError>;
 
+    /// As [`Export::may_rest`].
+    ///
+    /// # Errors
+    /// [`ChangeError`].
+    fn may_rest(&self) -> Result<(), ChangeError>;
+
     /// As [`Export::at_rest`].
     ///
     /// # Errors
@@ -181,6 +187,10 @@ impl<Q: QueueLifecycle> Offered for Export<Q> {
 
     fn drain(&self) -> Result<(), ChangeError> {
         self.drain()
+    }
+
+    fn may_rest(&self) -> Result<(), ChangeError> {
+        self.may_rest()
     }
 
     fn at_rest(&self, act: &mut dyn FnMut()) -> Result<Duration, ChangeError> {

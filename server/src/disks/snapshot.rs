@@ -67,12 +67,13 @@ impl Disks {
             let files = ServedFiles::of(served).and_then(|files| files.or_on_top(overlay.file()));
             parent.files(files.context("cannot look at its files")?);
         }
-        overlay.take_name()?;
+        // What may be refused is, before any name changes.
+        served.export.may_rest()?;
+        overlay.take_name(without_journal)?;
         kill_point!(OverlayNamed);
         let mut beneath = None;
         let at_rest =
             served.export.at_rest(&mut || beneath = Some(self.host.put_on_top(&mut overlay)));
-        drop(without_journal);
         kill_point!(OverlayOnTop);
         drop(resizing);
         let snapshot = overlay.snapshot().to_owned();

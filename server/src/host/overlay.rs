@@ -6,7 +6,7 @@ use super::protocol::{HelperAnswer, HelperRequest, OverlayWanted};
 use super::state::{OwnState, StateKeeper};
 use super::wire::LOST;
 use anyhow::{Context, bail, ensure};
-use ringway_disk::{Beneath, Disk, NewOverlay, NewTop, OverlayShape, lock_image};
+use ringway_disk::{Beneath, Disk, NewOverlay, NewTop, OverlayShape, WithoutJournal, lock_image};
 use ringway_image::Layer;
 use ringway_terminal::reasons::in_full;
 use std::os::fd::AsFd;
@@ -24,6 +24,9 @@ pub(crate) struct Overlay<'a> {
     snapshot: PathBuf,
     /// The disk's state has its name, too.
     state_follows: bool,
+    /// From before the names are taken until they stay, or are given back: whoever finds the new image has all that
+    /// was answered.
+    without_journal: Option<WithoutJournal>,
     on_top: bool,
 }
 
@@ -53,8 +56,16 @@ impl Host {
             }
             Some(helper) => helper.overlay(disk, path, snapshot, shape)?,
         };
-        let (new, state_follows, on_top) = (None, false, false);
-        let mut overlay = Overlay { disk, made, layer, new, snapshot, state_follows, on_top };
+        let mut overlay = Overlay {
+            disk,
+            made,
+            layer,
+            new: None,
+            snapshot,
+            state_follows: false,
+            without_journal: None,
+            on_top: false,
+        };
         let takes = disk.alignment();
         ensure!(
             alignment.0 <= takes.memory && alignment.1 <= takes.offset,
@@ -90,11 +101,13 @@ impl Overlay<'_> {
     }
 
     /// Gives the old image its new name, and this one the old one's. Whoever comes after a daemon that
-    /// is killed from then on finds this one, on top of all that was written.
+    /// is killed from then on finds this one, on top of all that was written, which is why the disk has no journal
+    /// before that.
     ///
     /// # Errors
     /// What the host says.
-    pub(crate) fn take_name(&mut self) -> anyhow::Result<()> {
+    pub(crate) fn take_name(&mut self, without_journal: WithoutJournal) -> anyhow::Result<()> {
+        self.without_journal = Some(without_journal);
         state_follows(self.disk, &self.layer)?;
         self.state_follows = true;
         match &mut self.made {
@@ -109,17 +122,24 @@ impl Overlay<'_> {
 impl Drop for Overlay<'_> {
     fn drop(&mut self) {
         let ended = match &mut self.made {
-            Made::Here(made) => {
-                let made = made.take().filter(|_| self.on_top);
-                made.into_iter().for_each(NewOverlay::keep);
-                Ok(())
-            }
+            Made::Here(made) => match made.take() {
+                Some(made) if self.on_top => {
+                    made.keep();
+                    Ok(())
+                }
+                made => made.map_or(Ok(()), NewOverlay::undo).map_err(Into::into),
+            },
             Made::There(helper, number) => {
                 let request = HelperRequest::EndOverlay { number: *number, kept: self.on_top };
                 helper.ask_deferred(&request, None).map(drop)
             }
         };
         let settled = match self.state_follows {
+            // The next daemon may find either of them.
+            true if ended.is_err() && !self.on_top => {
+                self.without_journal.take().into_iter().for_each(WithoutJournal::stay);
+                Ok(())
+            }
             true => state_settles(self.disk, self.on_top),
             false => Ok(()),
         };
