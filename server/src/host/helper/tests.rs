@@ -500,7 +500,9 @@ fn c111_a_new_image_is_removed_under_its_lock() {
     for is_taken in [false, true] {
         let mut options = OpenOptions::new(Source::Path(path.clone()));
         options.create_bytes = Some(1 << 20);
-        let request = HelperRequest::Open(Box::new(Wanted::of(&options, (&CloneWords::default(), false)).unwrap()));
+        let request = HelperRequest::Open(Box::new(
+            Wanted::of(&options, (&CloneWords::default(), false)).unwrap(),
+        ));
         let (HelperAnswer::Opened { new: Some(_), .. }, file) = rig.file(request, None) else {
             panic!("it is not new")
         };
