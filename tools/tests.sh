@@ -8,9 +8,9 @@
 #
 # A program that has not ended after 20 minutes is killed, and has failed: its log names the test that hangs.
 #
-# LIST is as tools/tests.txt. Programs run two at a time, beside one that LIST says waits: it has three times as many tests
-# at a time as there are CPUs. Then those run one by one that LIST wants alone. A line of LIST that names nothing is an
-# error: whoever renames a test takes its line along.
+# LIST is as tools/tests.txt. Programs run two at a time, then those one by one that LIST wants alone. One that LIST says
+# waits has twice as many tests at a time as there are CPUs. A line of LIST that names nothing is an error: whoever
+# renames a test takes its line along.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 die() { printf 'error: %s\n' "$*" >&2; exit 1; }
@@ -82,7 +82,7 @@ finish() { # finish COUNT
 
 count() { "$1" --list --format terse "${@:2}" 2>/dev/null | grep -c ': test$' || true; }
 
-# Sets `verdict` to what the list says of a program: alone, full, waits or nothing; `threads` to the number of its tests that
+# Sets `verdict` to what the list says of a program: alone, full or nothing; `threads` to the number of its tests that
 # run at a time; and `skipped` to the arguments that leave out its tests that only ./test full runs.
 judge() { # judge NAME PROGRAM
     local at test
@@ -95,7 +95,7 @@ judge() { # judge NAME PROGRAM
             if [ "${words[at]}" = alone ]; then
                 verdict=${verdict:-alone}
             elif [ "${words[at]}" = waits ]; then
-                verdict=${verdict:-waits} threads=$((3 * $(nproc)))
+                threads=$((2 * $(nproc)))
             elif [ -n "$left" ]; then
                 verdict=full
                 printf '%s: %d tests, %s\n' "$1" "$(count "$2")" "${reasons[at]}" >>"$left"
@@ -114,7 +114,7 @@ judge() { # judge NAME PROGRAM
     skipped+=(--test-threads "$threads")
 }
 
-# Starts what is `number` in the plan, when fewer than `most` run.
+# Starts what is `number` in the plan, with at most one other.
 names=() folders=() programs=() libraries=() verdicts=() arguments=()
 start_next() { # start_next NUMBER MOST
     finish "$2"
@@ -141,12 +141,8 @@ run() { # run PROGRAMS LIST LOG [LEFT]
     done
     all_logs=$(mktemp -d)
     trap 'rm -rf "$all_logs"' EXIT
-    local most=2
     for at in "${!names[@]}"; do
-        [ "${verdicts[at]}" != waits ] || { start_next "$at" 1; most=3; }
-    done
-    for at in "${!names[@]}"; do
-        [ -n "${verdicts[at]}" ] || start_next "$at" "$most"
+        [ -n "${verdicts[at]}" ] || start_next "$at" 2
     done
     for at in "${!names[@]}"; do
         [ "${verdicts[at]}" != alone ] || start_next "$at" 1
