@@ -52,6 +52,11 @@ impl Waker {
     pub fn wake(&self) {
         sys::ring(self.0.as_raw_fd());
     }
+
+    /// What it writes to, for whoever sleeps elsewhere.
+    pub(crate) fn fd(&self) -> RawFd {
+        self.0.as_raw_fd()
+    }
 }
 
 impl Bells {

@@ -32,10 +32,12 @@
 //! | [`io_uring::IoUring`] | the best there is, where the kernel has it |
 //! | [`nvme::Nvme`] | namespaces of NVMe past the block layer, by commands of their own |
 //!
+//! [`Pair`] is two of them in one worker, and [`blocking`] one for threads that wait.
 //! [`sim::Sim`] gives another engine the time of a disk that nobody has. To write one, copy [`null`]; the
 //! feature `contract` has the tests it must pass, `faulty` an engine that fails on purpose.
 
 pub mod bells;
+pub mod blocking;
 mod command;
 #[cfg(any(test, feature = "contract"))]
 pub mod contract;
@@ -49,6 +51,7 @@ pub mod null;
 pub mod nvme;
 mod op_set;
 mod operation;
+pub mod pair;
 mod pool;
 pub mod sim;
 mod sys;
@@ -65,5 +68,6 @@ pub use null::Null;
 pub use nvme::Nvme;
 pub use op_set::OpSet;
 pub use operation::*;
+pub use pair::{Pair, Second};
 pub use sim::{Model, Sim, SimSetup};
 pub use threads::{Threads, ThreadsSetup};

@@ -14,6 +14,7 @@ use crate::bells::Bells;
 use crate::engine::{
     BellId, Counters, Done, Engine, FileId, Files, Full, Io, IoOp, Limits, Reaped,
 };
+use crate::pair::Second;
 use crate::pool::Pool;
 use crate::sys::{self, Job};
 
@@ -190,15 +191,29 @@ impl Engine for Threads {
     }
 
     fn wait(&mut self, timeout: Option<Duration>) -> io::Result<()> {
-        if !self.ready.is_empty() || !self.pool.before_sleep()? {
+        if !self.before_sleep()? {
             return Ok(());
         }
         let woken = self.bells.wait(timeout, &mut self.counters);
-        self.pool.after_sleep();
+        self.after_sleep();
         woken
     }
 
     fn counters(&self) -> Counters {
         self.counters
+    }
+}
+
+impl Second for Threads {
+    fn bell(&mut self) -> io::Result<RawFd> {
+        Ok(self.bells.waker().fd())
+    }
+
+    fn before_sleep(&mut self) -> io::Result<bool> {
+        Ok(self.ready.is_empty() && self.pool.before_sleep()?)
+    }
+
+    fn after_sleep(&mut self) {
+        self.pool.after_sleep();
     }
 }

@@ -5,9 +5,10 @@ use ringway_aio::faulty::Fault;
 use ringway_aio::io_uring::{Feature, probe};
 use ringway_aio::{
     Engine, Faulty, Full, Immediate, Io, IoMemory, IoOp, IoUring, IoUringSetup, LinuxAio, Model,
-    Null, Reaped, Sim, SimSetup, Threads, ThreadsSetup,
+    Null, Pair, Reaped, Second, Sim, SimSetup, Threads, ThreadsSetup,
 };
 use ringway_testkit::{Need, skip};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
@@ -151,6 +152,33 @@ fn linux_aio() {
     let cached = std::fs::File::open("/proc/self/exe").unwrap();
     let refused = LinuxAio::new(1).unwrap().attach(&std::sync::Arc::new(cached)).unwrap_err();
     assert!(refused.to_string().contains("O_DIRECT"), "{refused}");
+}
+
+/// Files go to either of them.
+fn run_pair<B: Second + 'static>(second: impl Fn(u32) -> B, modes: &[Mode]) {
+    let odd = |file: &Arc<std::fs::File>| file.metadata().unwrap().ino() & 1 == 1;
+    let kinds: [fn(&Arc<std::fs::File>) -> bool; 3] = [odd, |_| true, |_| false];
+    let first = |depth| Threads::new(ThreadsSetup { depth, threads: 4, cached_inline: false });
+    // The suite has one or two files at a time: each kind has its turn.
+    for is_second in kinds {
+        let make = |depth| -> Box<dyn Engine> {
+            Box::new(Pair::new("pair", first(depth).unwrap(), second(depth), is_second).unwrap())
+        };
+        run(&make, modes, 2.0);
+    }
+}
+
+#[test]
+fn c99_a_pair_of_threads() {
+    run_pair(|depth| Threads::new(ThreadsSetup::new(depth)).unwrap(), &BOTH);
+}
+
+#[test]
+fn c99_a_pair_with_io_uring() {
+    if let Err(e) = probe() {
+        return skip(Need::IoUring, e);
+    }
+    run_pair(|depth| IoUring::new(IoUringSetup::new(depth)).unwrap(), &BOTH);
 }
 
 fn io_uring_without(without: &[Feature]) {

@@ -15,7 +15,7 @@ use ringway_core::Segment;
 use std::fmt;
 use std::fs::File;
 use std::io;
-use std::os::fd::RawFd;
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -40,6 +40,7 @@ use crate::engine::{
     BellId, Command, CommandRefused, Counters, Done, Engine, FileId, Files, Full, Io, IoOp, Limits,
     Reaped,
 };
+use crate::pair::Second;
 use crate::sys;
 use buffers::Buffers;
 use copies::Copies;
@@ -82,6 +83,8 @@ pub struct IoUring {
     buffers: Buffers,
     doorbells: Doorbells,
     enabled: bool,
+    /// Rings when something completes, for an owner that sleeps elsewhere.
+    bell: Option<OwnedFd>,
     in_flight: u32,
     commands: u32,
     counters: Counters,
@@ -237,6 +240,22 @@ impl Engine for IoUring {
 
     fn counters(&self) -> Counters {
         self.counters
+    }
+}
+
+impl Second for IoUring {
+    fn bell(&mut self) -> io::Result<RawFd> {
+        let bell = sys::eventfd()?;
+        // What a restricted ring takes is restricted once it is enabled, which its owner's first turn does.
+        self.ring.submitter().register_eventfd(bell.as_raw_fd())?;
+        Ok(self.bell.insert(bell).as_raw_fd())
+    }
+
+    fn before_sleep(&mut self) -> io::Result<bool> {
+        // What was not taken, and what only entering the kernel completes.
+        self.submit()?;
+        let is_idle = self.ring.submission().is_empty() && self.ring.completion().is_empty();
+        Ok(is_idle && !self.copies.any() && !self.must_enter())
     }
 }
 

@@ -52,6 +52,7 @@ impl IoUring {
             copies: Copies::new(depth),
             doorbells: Doorbells::new(BELLS as usize),
             enabled: false,
+            bell: None,
             in_flight: 0,
             commands: 0,
             counters: Counters::default(),
