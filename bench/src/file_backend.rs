@@ -83,6 +83,8 @@ fn engine(kind: EngineKind, depth: u32) -> io::Result<Box<dyn Engine>> {
         | EngineKind::NullAfter(_)
         | EngineKind::Sim(_)
         | EngineKind::Rbd
+        | EngineKind::IoUringNbd
+        | EngineKind::ThreadsNbd
         | EngineKind::Custom => {
             return Err(io::Error::other("it is not for files"));
         }

@@ -51,6 +51,10 @@ pub enum EngineKind {
     Sim(SimModel),
     /// An NBD server.
     Nbd,
+    /// io_uring, and an NBD server that has what images are based on.
+    IoUringNbd,
+    /// The same with threads.
+    ThreadsNbd,
     /// A Ceph cluster.
     Rbd,
     /// An engine of whoever opened the disk ([`crate::CustomDisk`]).
@@ -95,6 +99,17 @@ impl EngineKind {
     pub const ALL: [Self; 5] =
         [Self::IoUring, Self::LinuxAio, Self::Threads, Self::Nvme, Self::Null];
 
+    /// The pair of this engine and that of NBD servers, for images that are based on an export.
+    #[must_use]
+    pub const fn with_nbd(self) -> Option<Self> {
+        match self {
+            Self::IoUring => Some(Self::IoUringNbd),
+            // The former has no descriptor that says when something is done.
+            Self::LinuxAio | Self::Threads => Some(Self::ThreadsNbd),
+            _ => None,
+        }
+    }
+
     /// True if the engine is only asynchronous past the page cache: Linux AIO without O_DIRECT
     /// silently carries each operation out within its submission.
     #[must_use]
@@ -115,6 +130,8 @@ impl EngineKind {
             Self::Sim(SimModel::Ssd) => "sim:ssd",
             Self::Sim(SimModel::Hdd) => "sim:hdd",
             Self::Nbd => "nbd",
+            Self::IoUringNbd => "io_uring+nbd",
+            Self::ThreadsNbd => "threads+nbd",
             Self::Rbd => "rbd",
             Self::Custom => "custom",
         }

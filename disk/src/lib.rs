@@ -88,8 +88,8 @@ pub use holding::HeldRequests;
 pub use incidents::{Detours, FailedOp, Failures, Incidents, OnIncident};
 pub use new_image::{Backing, BackingError, NewFile, is_named_qcow2};
 pub use open::{
-    Base, ForeignFormat, LockError, NewOverlay, NotWritable, OpenError, OpenOptions, OverlayError,
-    Qcow2, Report, Source, lock_image, open, probe, reopen_for_writing, unlock_image,
+    Base, BaseExport, ForeignFormat, LockError, NewOverlay, NotWritable, OpenError, OpenOptions,
+    OverlayError, Qcow2, Report, Source, lock_image, open, probe, reopen_for_writing, unlock_image,
 };
 pub use parts::Parts;
 pub use places::{Places, Share};

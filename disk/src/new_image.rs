@@ -2,6 +2,7 @@
 
 use crate::open::ForeignFormat;
 use ringway_image::{Format, Header, Refused};
+use ringway_nbd_client::Target;
 use std::fs::{File, OpenOptions, Permissions};
 use std::io::{self, Seek, SeekFrom};
 use std::os::unix::fs::{FileTypeExt, OpenOptionsExt, PermissionsExt};
@@ -17,6 +18,8 @@ pub struct Backing {
     pub format: Format,
     /// Bytes of disk.
     pub virtual_size: u64,
+    /// It is in no file of this host, and its name leads there from anywhere.
+    pub is_elsewhere: bool,
 }
 
 /// Why no image is based on a file.
@@ -100,7 +103,14 @@ impl Backing {
                 header.virtual_size
             }
         };
-        Ok(Self { path: path.into(), format, virtual_size })
+        Ok(Self { path: path.into(), format, virtual_size, is_elsewhere: false })
+    }
+
+    /// An export of so many bytes.
+    #[must_use]
+    pub fn of_export(target: &Target, bytes: u64) -> Self {
+        let (path, format) = (target.uri().into(), Format::Raw);
+        Self { path, format, virtual_size: bytes, is_elsewhere: true }
     }
 
     /// Its name in an image of `folder`, which has no links: relative to that if its owner names it so.
@@ -109,7 +119,7 @@ impl Backing {
     /// What the host says to its folder.
     pub fn name_in(&self, folder: &Path) -> Result<PathBuf, BackingError> {
         let path = &self.path;
-        if path.is_absolute() {
+        if path.is_absolute() || self.is_elsewhere {
             return Ok(path.to_owned());
         }
         let last = path.file_name().ok_or(BackingError::NoName)?;
@@ -209,7 +219,8 @@ mod tests {
         let ups: PathBuf = here.components().skip(1).map(|_| "..").collect();
         let from_here = |path: &Path| ups.join(path.strip_prefix("/").unwrap());
         let named = |path: &Path, folder: &Path| {
-            let backing = Backing { path: path.into(), format: Format::Raw, virtual_size: 0 };
+            let (path, format) = (path.into(), Format::Raw);
+            let backing = Backing { path, format, virtual_size: 0, is_elsewhere: false };
             backing.name_in(folder).unwrap()
         };
         let cases = [

@@ -36,7 +36,7 @@ pub use image_lock::{LockError, lock_image, unlock_image};
 pub(crate) use image_lock::{drop_flock, raise_lock, share_lock};
 pub use mount::{ENDING, Mount, is_dying, parent};
 pub use nvme::is_namespace;
-pub use options::{Base, OpenOptions, Qcow2, Source};
+pub use options::{Base, BaseExport, OpenOptions, Qcow2, Source};
 pub use origin::Origin;
 pub use overlay::{NewOverlay, OverlayError};
 pub use qcow2::repair_counts;

@@ -196,7 +196,7 @@ impl Disk {
         let file = Arc::clone(&overlay.file);
         let size = match &overlay.format {
             LayerFormat::Qcow2 { shape, .. } => shape.size,
-            LayerFormat::Raw => overlay.file_bytes,
+            LayerFormat::Raw | LayerFormat::Elsewhere(_) => overlay.file_bytes,
         };
         let image = self.image().ok_or(io::ErrorKind::Unsupported)?;
         let journal = self.active().journal_to_use();

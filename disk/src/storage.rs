@@ -1,6 +1,7 @@
 //! What holds the bytes of a disk. There is one implementation for each kind, and whoever has a disk asks it, not what
 //! kind it is: when a disk is opened, when a queue begins, for a job or a report, and never for a request.
 
+mod chained;
 mod custom;
 mod local;
 mod nbd;
@@ -9,6 +10,7 @@ mod rbd;
 mod table;
 mod unreal;
 
+pub use chained::NotBased;
 pub(crate) use custom::Custom;
 pub(crate) use local::{Local, block_ioctl, device_bytes};
 pub(crate) use nbd::Export;

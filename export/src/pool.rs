@@ -8,7 +8,7 @@ use crate::ring_pool::{self, NVME_DEPTH, RingPool, ring};
 use crate::worker::Worker;
 pub use crate::worker_options::WorkerOptions;
 use ringway_aio::sim::{Model, Sim, SimSetup};
-use ringway_aio::{Engine, LinuxAio, Null, Nvme, Threads, ThreadsSetup};
+use ringway_aio::{Engine, LinuxAio, Null, Nvme, Pair, Second, Threads, ThreadsSetup};
 use ringway_core::mem::install_sigbus_handler;
 use ringway_core::thread::{DataThread, data_thread_starts};
 use ringway_disk::{EngineKind, SimModel};
@@ -111,6 +111,16 @@ impl<Q: QueueLifecycle + 'static> Pool<Q> {
                 }),
                 EngineKind::LinuxAio => spawn(index, worker, setup, || LinuxAio::new(ENGINE_DEPTH)),
                 EngineKind::Nbd => spawn(index, worker, setup, || Nbd::new(ENGINE_DEPTH)),
+                EngineKind::IoUringNbd => {
+                    let rings = self.rings.clone();
+                    spawn(index, worker, setup, move || {
+                        let ring = rings.map_or_else(|| ring(false), |rings| rings.take())?;
+                        nbd_with(ring, options.engine)
+                    })
+                }
+                EngineKind::ThreadsNbd => spawn(index, worker, setup, move || {
+                    nbd_with(Threads::new(threads())?, options.engine)
+                }),
                 EngineKind::Rbd => spawn(index, worker, setup, || Rbd::new(ENGINE_DEPTH)),
                 EngineKind::Threads => spawn(index, worker, setup, || Threads::new(threads())),
                 EngineKind::IoUring => {
@@ -264,6 +274,11 @@ fn pin_to(cpus: &[usize]) -> io::Result<()> {
     cpus.iter().for_each(|&cpu| set.set(cpu));
     sched_setaffinity(None, &set)
         .map_err(|error| io::Error::other(format!("CPUs {cpus:?} cannot be used: {error}")))
+}
+
+/// An engine for exports that images are based on, with one for the images.
+fn nbd_with<E: Second>(images: E, kind: EngineKind) -> io::Result<Pair<Nbd, E>> {
+    Pair::new(kind.name(), Nbd::new(ENGINE_DEPTH)?, images, |file| !Nbd::knows(file))
 }
 
 /// Any number of operations at a time, each taking as long.

@@ -52,7 +52,7 @@ impl RingPool {
     #[must_use]
     pub fn left(&self, engine: EngineKind) -> Option<usize> {
         match engine {
-            EngineKind::IoUring => Some(self.lock().files.len()),
+            EngineKind::IoUring | EngineKind::IoUringNbd => Some(self.lock().files.len()),
             EngineKind::Nvme => Some(self.lock().nvme.len()),
             _ => None,
         }

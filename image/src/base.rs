@@ -184,7 +184,7 @@ impl Key {
         let layer = |layer: &Layer| {
             let file = FileKey::of(&layer.file, layer.file_bytes)?;
             Ok(match &layer.format {
-                LayerFormat::Raw => (file, None, None),
+                LayerFormat::Raw | LayerFormat::Elsewhere(_) => (file, None, None),
                 LayerFormat::Qcow2 { shape, data } => {
                     let data = data.as_ref().map(|(data, bytes)| FileKey::of(data, *bytes));
                     (file, Some(*shape), data.transpose()?)

@@ -48,6 +48,18 @@ pub struct ImageFile {
     pub virtual_size: u64,
     /// Where its data is, if not in its file.
     pub data_file: Option<DataFile>,
+    /// Its bytes are in no file of this host: `file` only stands for it.
+    pub is_elsewhere: bool,
+}
+
+/// What the owner says that an image is based on, if that is in no file of this host.
+pub struct Elsewhere<'a> {
+    /// True of what headers call it. A header alone leads nowhere but to files.
+    pub is_called: &'a dyn Fn(&Path) -> bool,
+    /// As its owner names it.
+    pub name: &'a Path,
+    /// Bytes of disk.
+    pub bytes: u64,
 }
 
 /// The file with the data of an image whose tables are elsewhere.
@@ -76,7 +88,7 @@ impl Chain {
     /// # Errors
     /// [`ChainError`]. Files that were opened are closed then, and their locks with them.
     pub fn open(top: Top, root: Option<&Path>, lock: Lock<'_>) -> Result<Self, ChainError> {
-        Self::open_bounded(top, root, None, lock)
+        Self::open_bounded(top, root, None, lock, None)
     }
 
     /// As [`Chain::open`], of an image whose owner says what it is based on: this file may be anywhere,
@@ -94,7 +106,53 @@ impl Chain {
         let fail = |fault| ChainError::Base { name: base.0.to_owned(), fault };
         let (file, identity, name) = open_said(base.0).map_err(|error| fail(fault(error)))?;
         let said = Said { file, identity, name, format: base.1 };
-        Self::open_bounded(top, root, Some(said), lock)
+        Self::open_bounded(top, root, Some(said), lock, None)
+    }
+
+    /// As [`Chain::open`], of an image that is based on what is elsewhere: it, or one of those that it is based on, has
+    /// to name that.
+    ///
+    /// # Errors
+    /// As [`Chain::open`], and that it is based on something else.
+    pub fn open_on(
+        top: Top,
+        root: Option<&Path>,
+        base: &Elsewhere<'_>,
+        lock: Lock<'_>,
+    ) -> Result<Self, ChainError> {
+        let host =
+            |name: PathBuf| |source| ChainError::Host { name, what: "open it once more", source };
+        let stands_for = top.file.try_clone().map_err(host(top.name.clone()))?;
+        let mut chain = Self::open_bounded(top, root, None, lock, Some(base))?;
+        // The first is there.
+        let Some(last) = chain.files.last() else { return Ok(chain) };
+        let name = last.name.clone();
+        let backing = last.header.as_ref().and_then(|header| header.backing.as_ref());
+        let Some(backing) = backing.filter(|backing| (base.is_called)(&backing.name)) else {
+            return match chain.files.len() {
+                // It has been flattened.
+                1 if backing.is_none() => Ok(chain),
+                _ => Err(ChainError::NotBased { name, base: base.name.into() }),
+            };
+        };
+        let format = format_of(backing).and_then(|format| match format {
+            Format::Raw => Ok(()),
+            Format::Qcow2 => Err(LinkFault::OtherFormat(format, Format::Raw)),
+        });
+        format.map_err(|fault| link(last, LinkKind::Backing, &backing.name, fault))?;
+        if chain.files.len() == CHAIN_MAX {
+            return Err(ChainError::Deep(name));
+        }
+        chain.files.push(ImageFile {
+            file: stands_for,
+            name: base.name.into(),
+            format: Format::Raw,
+            header: None,
+            virtual_size: base.bytes,
+            data_file: None,
+            is_elsewhere: true,
+        });
+        Ok(chain)
     }
 
     fn open_bounded(
@@ -102,6 +160,7 @@ impl Chain {
         bound: Option<&Path>,
         said: Option<Said>,
         lock: Lock<'_>,
+        elsewhere: Option<&Elsewhere<'_>>,
     ) -> Result<Self, ChainError> {
         let mut folder = folder_of(&top.name)?;
         let root = open_root(bound.unwrap_or(&folder))?;
@@ -115,7 +174,13 @@ impl Chain {
                 image.data_file = Some(found);
             }
             let backing = image.header.as_ref().and_then(|header| header.backing.clone());
-            if let Some(backing) = backing {
+            let leads_on = |backing: &BackingName| {
+                elsewhere.is_none_or(|elsewhere| !(elsewhere.is_called)(&backing.name))
+            };
+            if let Some(backing) = backing.filter(leads_on) {
+                if let Some(base) = elsewhere.filter(|_| is_protocol(&backing.name)) {
+                    return Err(ChainError::NotBased { name: image.name, base: base.name.into() });
+                }
                 if files.len() + 1 == CHAIN_MAX {
                     return Err(ChainError::Deep(image.name));
                 }
@@ -136,6 +201,12 @@ impl Chain {
             _ => Ok(Self { files }),
         }
     }
+}
+
+/// The format that a header says of what its image is based on.
+fn format_of(backing: &BackingName) -> Result<Format, LinkFault> {
+    let word = backing.format.as_deref().ok_or(LinkFault::NoFormat)?;
+    word.parse().map_err(|_| LinkFault::Format(printable(Path::new(word))))
 }
 
 fn open_root(folder: &Path) -> Result<Root, ChainError> {
@@ -170,12 +241,7 @@ impl Opener<'_> {
         backing: &BackingName,
     ) -> Result<Top, ChainError> {
         let fail = |fault| link(by, LinkKind::Backing, &backing.name, fault);
-        let format = match backing.format.as_deref() {
-            None => return Err(fail(LinkFault::NoFormat)),
-            Some(word) => {
-                word.parse().map_err(|_| fail(LinkFault::Format(printable(Path::new(word)))))?
-            }
-        };
+        let format = format_of(backing).map_err(fail)?;
         let leads_to = || identity_of(&folder.join(&backing.name));
         match self.said.take_if(|said| leads_to() == Some(said.identity)) {
             Some(said) if said.format != format => {
@@ -301,7 +367,7 @@ fn read_image(
         }
     };
     let virtual_size = header.as_ref().map_or(bytes, |header| header.virtual_size);
-    Ok(ImageFile { file, name, format, header, virtual_size, data_file: None })
+    Ok(ImageFile { file, name, format, header, virtual_size, data_file: None, is_elsewhere: false })
 }
 
 fn link(by: &ImageFile, kind: LinkKind, name: &Path, fault: LinkFault) -> ChainError {

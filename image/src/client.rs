@@ -61,6 +61,8 @@ pub(crate) struct ServerEnd {
     pub(crate) messages: Receiver<Message>,
     pub(crate) replies: SyncSender<Reply>,
     pub(crate) bell: Arc<Bell>,
+    /// The image's.
+    pub(crate) thread: Thread,
     /// A fence is on its way.
     pub(crate) fencing: bool,
     /// The queue is to look.
@@ -103,6 +105,7 @@ pub(crate) fn line(depth: u16, thread: Thread) -> io::Result<(ImageClient, Serve
         messages: asked,
         replies: answers,
         bell: Arc::clone(&bell),
+        thread: thread.clone(),
         fencing: false,
         rings: false,
     };

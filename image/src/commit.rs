@@ -64,7 +64,7 @@ fn refuse<T>(text: String) -> io::Result<T> {
 
 /// What the header of an image says, if it has one.
 fn header(layer: &Layer, unit: u32) -> io::Result<Option<Header>> {
-    if matches!(layer.format, LayerFormat::Raw) {
+    if matches!(layer.format, LayerFormat::Raw | LayerFormat::Elsewhere(_)) {
         return Ok(None);
     }
     let file = BlockFile::new(Arc::clone(&layer.file), unit);
@@ -85,7 +85,7 @@ fn fresh(layer: &Layer, unit: u32) -> io::Result<Layer> {
 /// Bytes of an image's disk.
 fn size_of(layer: &Layer) -> u64 {
     match &layer.format {
-        LayerFormat::Raw => layer.file_bytes,
+        LayerFormat::Raw | LayerFormat::Elsewhere(_) => layer.file_bytes,
         LayerFormat::Qcow2 { shape, .. } => shape.size,
     }
 }
@@ -103,6 +103,13 @@ impl Commit {
                  Delete them when it is not served (qemu-img snapshot -d)"
                     .into(),
             );
+        }
+        if matches!(base.format, LayerFormat::Elsewhere(_)) {
+            return refuse(format!(
+                "what it would be merged into is not on this host ({}), and is only read. Make the image \
+                 independent instead (ringway ctl flatten; ringway flatten when it is not served)",
+                printable(&base.name)
+            ));
         }
         if !base.file.metadata()?.is_file() {
             return refuse("what it would be merged into is no regular file".into());
@@ -159,6 +166,7 @@ impl Commit {
         let first = first.clone();
         let smaller = size_of(&first) < size;
         let target = match first.format {
+            LayerFormat::Elsewhere(_) => return Err(io::ErrorKind::Unsupported.into()),
             LayerFormat::Raw => {
                 let into = BlockFile::new(Arc::clone(&first.file), unit);
                 if smaller {
@@ -372,7 +380,7 @@ fn base_of_middle(chain: &[Layer], again: bool, unit: u32) -> io::Result<(Vec<u8
         ));
     }
     let format = match &base.format {
-        LayerFormat::Raw => Format::Raw,
+        LayerFormat::Raw | LayerFormat::Elsewhere(_) => Format::Raw,
         LayerFormat::Qcow2 { .. } => Format::Qcow2,
     };
     Ok((to_base.name.as_os_str().as_encoded_bytes().to_vec(), format))

@@ -1,7 +1,7 @@
 //! Reads and writes at places of a file, by the calls that a sandboxed thread may make.
 
 use crate::aligned::Aligned;
-use crate::read_at::{ReadAt, cut_off};
+use crate::read_at::{ReadAt, ReadElsewhere, cut_off};
 use ringway_core::host::{self, File};
 use std::io;
 use std::sync::Arc;
@@ -17,6 +17,8 @@ pub(crate) struct BlockFile {
     /// not goes through memory that is; blocks that are written in part are read first. Nobody else
     /// writes to such a block meanwhile.
     unit: usize,
+    /// Where its bytes are, if not on this host: they are only read then.
+    elsewhere: Option<Arc<dyn ReadElsewhere>>,
 }
 
 /// Bytes that were not replaced ([`BlockFile::replace_at`]).
@@ -30,7 +32,12 @@ pub(crate) struct NotReplaced {
 impl BlockFile {
     pub(crate) fn new(file: Arc<File>, unit: u32) -> Self {
         // At most a page or so.
-        Self { file, unit: unit.max(1) as usize }
+        Self { file, unit: unit.max(1) as usize, elsewhere: None }
+    }
+
+    /// What is only read, and on no file of this host.
+    pub(crate) fn elsewhere(file: Arc<File>, elsewhere: Arc<dyn ReadElsewhere>) -> Self {
+        Self { file, unit: elsewhere.unit().max(1) as usize, elsewhere: Some(elsewhere) }
     }
 
     /// What I/O is a multiple of, in bytes.
@@ -74,7 +81,12 @@ impl BlockFile {
         let mut done = 0;
         // What is no whole block is the end of the file.
         while done < buffer.len() && done % self.unit == 0 {
-            match host::read_at(&self.file, &mut buffer[done..], place(at, done)?) {
+            let (into, from) = (&mut buffer[done..], place(at, done)?);
+            let read = match &self.elsewhere {
+                None => host::read_at(&self.file, into, from),
+                Some(elsewhere) => elsewhere.read_at(into, from),
+            };
+            match read {
                 Ok(0) => break,
                 Ok(moved) => done += moved,
                 Err(error) => interrupted(error)?,

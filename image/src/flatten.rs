@@ -9,10 +9,13 @@
 //! The image's thread copies, between two batches of what guests ask for. So a copy and a first write to
 //! the same cluster come one after the other, and the first of them is what the other finds.
 
+use crate::ahead::{Ahead, FOR_A_JOB};
 use crate::ask::Pulled;
 use crate::image::Image;
+use crate::writer::needs_to_pull;
 use ringway_core::ByteRange;
 use std::io;
+use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 
 impl Image {
@@ -22,11 +25,26 @@ impl Image {
     /// # Errors
     /// What the host says, `ENOSPC` among it. What was copied before stays, and nothing else has changed.
     pub fn pull(&self, at: u64, most: u64) -> io::Result<Pulled> {
-        self.in_thread(move |work| {
+        let range = ByteRange::new(at, most).ok_or(io::ErrorKind::InvalidInput)?;
+        let fetched = self.fetch_to_pull(range)?;
+        let pulled = self.in_thread(move |work| {
             let (writer, map) = work.writer()?;
-            let range = ByteRange::new(at, most).ok_or(io::ErrorKind::InvalidInput)?;
             writer.pull(map, range)
-        })?
+        });
+        fetched.iter().for_each(|ahead| ahead.forget(&[FOR_A_JOB]));
+        pulled?
+    }
+
+    /// What is on no file of this host is waited for here, and not by the image's thread.
+    fn fetch_to_pull(&self, range: ByteRange) -> io::Result<Option<Arc<Ahead>>> {
+        let needs = self.in_thread(move |work| {
+            let (_, map) = work.writer()?;
+            let Some((_, ahead)) = map.layers.ahead.clone() else { return Ok(None) };
+            io::Result::Ok(Some((ahead, needs_to_pull(map, range)?)))
+        })??;
+        let Some((ahead, ranges)) = needs else { return Ok(None) };
+        ahead.fetch(FOR_A_JOB, &ranges)?;
+        Ok(Some(ahead))
     }
 
     /// Its header names no backing file any more, durably. All of the disk has to be pulled: what the image

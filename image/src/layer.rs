@@ -10,7 +10,7 @@ use crate::l2::Tables;
 use crate::layout::{Entry, Shape};
 use crate::missing::Missing;
 use crate::printable::printable;
-use crate::read_at::cut_off;
+use crate::read_at::{ReadElsewhere, cut_off};
 use ringway_core::host::File;
 use ringway_core::host::sync::Mutex;
 use std::io::{self, Seek, SeekFrom};
@@ -35,6 +35,8 @@ pub struct Layer {
 pub enum LayerFormat {
     /// As it is.
     Raw,
+    /// As it is, in no file of this host; `None` until it is known how it is read.
+    Elsewhere(Option<Arc<dyn ReadElsewhere>>),
     /// By tables.
     Qcow2 {
         /// What its header says.
@@ -65,7 +67,7 @@ impl Layer {
     #[must_use]
     pub fn waits_for_journal(&self) -> bool {
         match &self.format {
-            LayerFormat::Raw => false,
+            LayerFormat::Raw | LayerFormat::Elsewhere(_) => false,
             LayerFormat::Qcow2 { shape, .. } => is_of_this_boot(shape.autoclear),
         }
     }
@@ -87,6 +89,15 @@ impl Layer {
     pub fn of_chain(chain: Chain) -> io::Result<Vec<Self>> {
         let bytes = |mut file: &File| file.seek(SeekFrom::End(0));
         let layer = |image: ImageFile| {
+            if image.is_elsewhere {
+                let (file_bytes, format) = (image.virtual_size, LayerFormat::Elsewhere(None));
+                return Ok(Self {
+                    file: Arc::new(image.file),
+                    file_bytes,
+                    format,
+                    name: image.name,
+                });
+            }
             let format = match &image.header {
                 None => LayerFormat::Raw,
                 Some(header) => LayerFormat::Qcow2 {
@@ -174,7 +185,7 @@ impl Open {
     ) -> io::Result<(Self, Arc<File>)> {
         let (mut data, mut end, mut missing) = (Arc::clone(&layer.file), layer.file_bytes, None);
         let (bytes, tables) = match layer.format {
-            LayerFormat::Raw => (end, None),
+            LayerFormat::Raw | LayerFormat::Elsewhere(_) => (end, None),
             LayerFormat::Qcow2 { shape, data: other } => {
                 if is_of_this_boot(shape.autoclear) && is_new(shape.autoclear, &layer.name) {
                     tracing::warn!(

@@ -1,5 +1,6 @@
 //! The files of a disk, top first, and what each place of the disk is in them.
 
+use crate::ahead::{Ahead, Ranges};
 use crate::base::{Base, Bases};
 use crate::budget::Budget;
 use crate::decompress::Decompressor;
@@ -24,9 +25,31 @@ fn find(top: &mut Open, base: Option<&Base>, at: u64, len: u64) -> io::Result<(F
     }
 }
 
-/// As the image's thread uses them.
-fn blocks(files: &[Arc<File>], unit: u32) -> Arc<[BlockFile]> {
-    files.iter().map(|file| BlockFile::new(Arc::clone(file), unit)).collect()
+/// What is on no file of this host: which of the files stands for it, and what was fetched of it.
+type Remote = Option<(u8, Arc<Ahead>)>;
+
+/// As the image's thread uses them: the top's own file, those of its base, and its data file.
+fn blocks(
+    files: &[Arc<File>],
+    base: Option<&Base>,
+    unit: u32,
+) -> io::Result<(Arc<[BlockFile]>, Remote)> {
+    let mut ahead = None;
+    let mut blocks = Vec::with_capacity(files.len());
+    for (file, at) in files.iter().zip(0_u8..) {
+        let below = usize::from(at).checked_sub(1);
+        let layer = below.and_then(|below| base?.chain.get(below));
+        blocks.push(match layer.map(|layer| &layer.format) {
+            Some(LayerFormat::Elsewhere(elsewhere)) => {
+                let none = || io::Error::other("nobody has said how its base is read");
+                let its = Arc::new(Ahead::new(elsewhere.clone().ok_or_else(none)?));
+                ahead = Some((at, Arc::clone(&its)));
+                BlockFile::elsewhere(Arc::clone(file), its)
+            }
+            _ => BlockFile::new(Arc::clone(file), unit),
+        });
+    }
+    Ok((blocks.into(), ahead))
 }
 
 /// The files of a disk.
@@ -37,6 +60,8 @@ pub(crate) struct Layers {
     /// The top's own file, those that hold the base's data, and the top's data file if it has one.
     pub(crate) files: Vec<Arc<File>>,
     blocks: Arc<[BlockFile]>,
+    /// Which of them is on no file of this host, and what was fetched of it.
+    pub(crate) ahead: Remote,
     /// Which of them holds the top's data: 0, or the last.
     pub(crate) data: u8,
     /// Bytes of the top's own file, if its data are in another.
@@ -84,16 +109,20 @@ impl Layers {
         let (own_end, decompressor) = (first.file_bytes, Decompressor::default());
         let (top, data_file) = Open::new(first, data, unit, budget)?;
         files.extend(apart.then_some(data_file));
-        let blocks = blocks(&files, unit);
-        Ok(Self { top, base, files, blocks, data, own_end, unit, decompressor })
+        let (blocks, ahead) = blocks(&files, base.as_deref(), unit)?;
+        Ok(Self { top, base, files, blocks, ahead, data, own_end, unit, decompressor })
     }
 
     /// What it has nothing of is in this base. It has none yet, and no data file.
-    pub(crate) fn set_base(&mut self, base: Arc<Base>) {
+    ///
+    /// # Errors
+    /// That nobody has said how the base is read.
+    pub(crate) fn set_base(&mut self, base: Arc<Base>) -> io::Result<()> {
         debug_assert!(self.base.is_none() && !self.has_data_file());
-        self.files.extend(base.files.iter().cloned());
-        self.blocks = blocks(&self.files, self.unit);
-        self.base = Some(base);
+        let files: Vec<_> = self.files.iter().chain(&base.files).cloned().collect();
+        (self.blocks, self.ahead) = blocks(&files, Some(&base), self.unit)?;
+        (self.files, self.base) = (files, Some(base));
+        Ok(())
     }
 
     /// The top as the first of a base. All that is known of it is in its file, and it has no data file.
@@ -204,6 +233,19 @@ impl Layers {
             pieces.push(Piece { from, end: usize::try_from(known).map_err(io::Error::other)? });
         }
         Ok(Some(pieces))
+    }
+
+    /// What a range needs of what is on no file of this host. What cannot be told is found by whoever reads.
+    pub(crate) fn needs_ahead(&mut self, at: u64, len: u64) -> Ranges {
+        let Some((elsewhere, _)) = self.ahead else { return Ranges::new() };
+        let (mut ranges, mut begin) = (Ranges::new(), 0);
+        for Piece { from, end } in self.pieces(at, len).ok().flatten().unwrap_or_default() {
+            if let Some((_, offset)) = from.filter(|(file, _)| *file == elsewhere) {
+                ranges.push((offset, end - begin));
+            }
+            begin = end;
+        }
+        ranges
     }
 
     /// Reads a range.

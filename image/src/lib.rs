@@ -40,6 +40,7 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
+mod ahead;
 mod aligned;
 mod ask;
 mod base;
@@ -89,7 +90,8 @@ pub use base::{Bases, OpenBase};
 pub use beneath::{Identity, identity};
 pub use builder::{Builder, Filler};
 pub use chain::{
-    CHAIN_MAX, Chain, ChainError, DataFile, ImageFile, LinkFault, LinkKind, Lock, Top, is_based_on,
+    CHAIN_MAX, Chain, ChainError, DataFile, Elsewhere, ImageFile, LinkFault, LinkKind, Lock, Top,
+    is_based_on,
 };
 pub use check::{CheckOptions, Findings, check, repair_counts, repair_leaks};
 pub use client::{ImageClient, ThreadLost};
@@ -105,7 +107,7 @@ pub use layer::{Layer, LayerFormat, NOT_WHOLE};
 pub use layout::Shape;
 pub use locate::Locator;
 pub use printable::printable;
-pub use read_at::ReadAt;
+pub use read_at::{ReadAt, ReadElsewhere};
 pub use reader::Reader;
 pub use refused::Refused;
 pub use snapshot::Snapshot;

@@ -1,6 +1,7 @@
 //! Bytes at offsets: a file, or what a test has in memory.
 
 use ringway_core::host::{File, FileExt};
+use std::fmt::Debug;
 use std::io;
 
 /// The error of a file that ends before what it is to hold: it lacks its end, or has become shorter.
@@ -11,6 +12,18 @@ pub(crate) fn cut_off() -> io::Error {
 /// True for [`cut_off`].
 pub(crate) fn is_cut_off(error: &io::Error) -> bool {
     error.kind() == io::ErrorKind::UnexpectedEof
+}
+
+/// Bytes that are in no file of this host: of a layer that is only read. Whoever asks waits.
+pub trait ReadElsewhere: Debug + Send + Sync {
+    /// What offsets and lengths are a multiple of, in bytes; a power of two.
+    fn unit(&self) -> u32;
+
+    /// Reads from byte `at` on, as much as there is and fits; 0 at the end.
+    ///
+    /// # Errors
+    /// What whoever has them says.
+    fn read_at(&self, memory: &mut [u8], at: u64) -> io::Result<usize>;
 }
 
 /// What headers and tables are read from.

@@ -45,7 +45,7 @@ impl Reader {
     /// What the host says, or what is wrong with the metadata.
     pub fn open(chain: Vec<Layer>) -> io::Result<Self> {
         let clusters = chain.iter().filter_map(|layer| match &layer.format {
-            LayerFormat::Raw => None,
+            LayerFormat::Raw | LayerFormat::Elsewhere(_) => None,
             LayerFormat::Qcow2 { shape, .. } => Some(shape.cluster()),
         });
         let step = clusters.min().unwrap_or(512);
@@ -179,9 +179,10 @@ impl Reader {
                 let kind = if end > offset { ExtentKind::Zero } else { ExtentKind::Data };
                 known(kind, end.max(offset + 1))
             }
-            Err(rustix::io::Errno::INVAL | rustix::io::Errno::OPNOTSUPP) => {
-                known(ExtentKind::Data, u64::MAX)
-            }
+            // A socket stands for what is elsewhere.
+            Err(
+                rustix::io::Errno::INVAL | rustix::io::Errno::OPNOTSUPP | rustix::io::Errno::SPIPE,
+            ) => known(ExtentKind::Data, u64::MAX),
             Err(error) => return Err(error.into()),
         };
         self.known = Some(known);

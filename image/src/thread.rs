@@ -3,6 +3,7 @@
 //! It takes what all queues ask in batches: reads and plans one part after the other, has what is planned be
 //! written, several clusters at a time (`writer/crew.rs`), commits the tables once for all of them, and answers.
 
+use crate::ahead::{Aside, Fetcher, Ranges};
 use crate::aligned::Aligned;
 use crate::ask::{Answer, Ask};
 use crate::client::{Message, Reply, ServerEnd};
@@ -120,13 +121,17 @@ pub(crate) struct Work {
     /// Some could not be given back: not before then it is tried again.
     retry_at: Option<Instant>,
     buffer: Aligned,
+    /// If there is something on no file of this host.
+    fetcher: Option<Fetcher>,
 }
 
 impl Work {
     pub(crate) fn new(map: Map, writer: Option<Writer>) -> Self {
         let (queues, batch) = (Vec::new(), Vec::with_capacity(BATCH));
         let (fenced, buffer) = (Vec::new(), Aligned::default());
-        Self { map, writer, queues, batch, fenced, keeps_freed: false, retry_at: None, buffer }
+        let fetcher = map.layers.ahead.as_ref().map(|(_, ahead)| Fetcher::new(Arc::clone(ahead)));
+        let (keeps_freed, retry_at) = (false, None);
+        Self { map, writer, queues, batch, fenced, keeps_freed, retry_at, buffer, fetcher }
     }
 
     /// Whether clusters that are freed are kept from now on: they leak if that is never taken back.
@@ -286,13 +291,17 @@ impl Work {
     /// Takes what queues ask, each in its turn.
     fn take_batch(&mut self) {
         self.batch.clear();
+        self.take_fetched();
         let mut at = 0;
         while at < self.queues.len() {
             let share = BATCH / self.queues.len().max(1) + 1;
             let mut gone = false;
             for _ in 0..share {
                 match self.queues[at].messages.try_recv() {
-                    Ok(Message::Ask(ask)) => self.batch.push((at, ask)),
+                    Ok(Message::Ask(ask)) => {
+                        let now = self.set_aside(at, ask);
+                        self.batch.extend(now.map(|ask| (at, ask)));
+                    }
                     Ok(Message::Fenced) => self.queues[at].fencing = false,
                     Err(TryRecvError::Empty) => break,
                     Err(TryRecvError::Disconnected) => {
@@ -308,6 +317,58 @@ impl Work {
                 at += 1;
             }
         }
+    }
+
+    /// Questions whose parts of the base are here; those that cannot be had are answered.
+    fn take_fetched(&mut self) {
+        let Some(fetcher) = &mut self.fetcher else { return };
+        for Aside { bell, ask, number, result, .. } in fetcher.take() {
+            let whose = |queue: &ServerEnd| Arc::ptr_eq(&queue.bell, &bell);
+            // Its client waits for the answer, and is here until then.
+            let Some(at) = self.queues.iter().position(whose) else { continue };
+            match result {
+                Ok(()) => {
+                    fetcher.used.push(number);
+                    self.batch.push((at, ask));
+                }
+                Err(error) => {
+                    let result = -i64::from(error.raw_os_error().unwrap_or(libc::EIO));
+                    self.queues[at].say(Reply::Answer(Answer { tag: ask.tag, result }));
+                    self.queues[at].ring();
+                }
+            }
+        }
+    }
+
+    /// Has the parts of the base be fetched that a question needs, which is set aside until then; or gives it back.
+    fn set_aside(&mut self, queue: usize, ask: Ask) -> Option<Ask> {
+        if self.fetcher.is_none() {
+            return Some(ask);
+        }
+        let (size, range) = (self.map.cluster(), ask.range);
+        let mut ranges = Ranges::new();
+        match ask.op {
+            Op::Read if !ask.memory.is_null() => {
+                self.map.load(range.offset() / size);
+                let len = self.to_be_read(&ask);
+                ranges = self.map.layers.needs_ahead(range.offset(), len);
+            }
+            // The rest of a cluster of which only a part is written.
+            Op::Write | Op::WriteZeroes => {
+                let (first, last) = (range.offset() / size, (range.end() - 1) / size);
+                let begins = (range.offset() % size > 0).then_some(first);
+                let ends = (range.end() % size > 0).then_some(last);
+                for cluster in begins.into_iter().chain(ends.filter(|_| begins != ends)) {
+                    let bytes = self.map.bytes_of(cluster);
+                    ranges.extend(self.map.layers.needs_ahead(cluster * size, bytes));
+                }
+            }
+            _ => {}
+        }
+        let fetcher = self.fetcher.as_mut().filter(|_| !ranges.is_empty());
+        let Some(fetcher) = fetcher else { return Some(ask) };
+        let ServerEnd { bell, thread, .. } = &self.queues[queue];
+        fetcher.set_aside((bell, thread), ask, ranges).err()
     }
 
     fn carry_out(&mut self, mailbox: &Mailbox) {
@@ -340,6 +401,7 @@ impl Work {
             self.queues[*queue].say(Reply::Answer(Answer { tag: ask.tag, result }));
         }
         self.queues.iter_mut().for_each(ServerEnd::ring);
+        self.fetcher.iter_mut().for_each(Fetcher::forget);
         self.batch = batch;
         self.batch.clear();
     }
@@ -393,13 +455,17 @@ impl Work {
         Ok(range.len())
     }
 
-    /// Reads what is not simply in a file, or not into this memory.
-    fn read(&mut self, ask: &Ask) -> io::Result<u64> {
-        let len = match self.map.table.place(ask.range, false) {
+    /// How much of a part that is read is to be read here: what is not simply in a file, or not into this memory.
+    fn to_be_read(&self, ask: &Ask) -> u64 {
+        match self.map.table.place(ask.range, false) {
             Place::Ask { len } => len,
             Place::Direct { len, .. } if !ask.fits(self.map.layers.unit) => len,
-            _ => return Ok(0),
-        };
+            _ => 0,
+        }
+    }
+
+    fn read(&mut self, ask: &Ask) -> io::Result<u64> {
+        let len = self.to_be_read(ask);
         let size = self.map.cluster();
         let mut done = 0;
         while done < len {

@@ -137,7 +137,7 @@ fn connect_now(target: &Target) -> Result<Connected, ConnectError> {
     let One { socket, negotiated, export, at } = connect_one(&target.at(&addresses))?;
     let (socket, others) = (Arc::new(socket), Vec::new());
     let mut connected = Connected { socket, others, negotiated, export, away: None };
-    if negotiated.offers(offers::CAN_MULTI_CONN) {
+    if negotiated.offers(offers::CAN_MULTI_CONN) || target.only_reads {
         // What a host's other addresses lead to may be another server.
         let target = target.at(at.as_slice());
         add_others(&mut connected, &target, begun.elapsed());

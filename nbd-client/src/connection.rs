@@ -442,9 +442,9 @@ impl Drop for Connection {
     fn drop(&mut self) {
         let retreats = self.retreating;
         let leave = |socket| if retreats { Some(socket) } else { self.lane.leave(socket) };
-        let Some(old) = self.socket.take().and_then(leave) else {
-            return;
-        };
+        let old = self.socket.take().and_then(leave);
+        self.shared.free(self.index);
+        let Some(old) = old else { return };
         let why = "its worker has ended".to_owned();
         let (lane, lost) = (self.index, false);
         self.shared.ask(Wish { lane, why, old, lost, absent: false });

@@ -65,6 +65,12 @@ impl Nbd {
         })
     }
 
+    /// True if a file is the first socket of an export in use.
+    #[must_use]
+    pub fn knows(file: &Arc<File>) -> bool {
+        Shared::of(file).is_some()
+    }
+
     /// Does something with a connection; if it is lost by that, it is told.
     #[inline]
     fn with(

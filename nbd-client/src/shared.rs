@@ -27,8 +27,8 @@ pub(crate) struct Shared {
     pub(crate) lanes: Box<[Arc<Lane>]>,
     /// How many engines share them, at most as many as there are.
     pub(crate) engines: AtomicUsize,
-    /// How many engines have come.
-    seats: AtomicUsize,
+    /// The seats of engines that are there.
+    seats: Mutex<Vec<usize>>,
     wish: Sender<Wish>,
 }
 
@@ -99,7 +99,7 @@ impl Shared {
             came: AtomicBool::new(false),
             lanes: sockets.iter().map(|socket| Arc::new(Lane::new(socket))).collect(),
             engines: AtomicUsize::new(1),
-            seats: AtomicUsize::new(0),
+            seats: Mutex::default(),
             wish,
         });
         let mut exports = lock(&EXPORTS);
@@ -117,8 +117,17 @@ impl Shared {
 
     /// A number for an engine that has no connection yet; `None` if there are as many engines as may be.
     pub(crate) fn seat(&self) -> Option<usize> {
-        let seat = self.seats.fetch_add(1, SeqCst);
-        (seat < self.engines.load(SeqCst)).then_some(seat)
+        let mut seats = lock(&self.seats);
+        let seat = (0..self.engines.load(SeqCst)).find(|seat| !seats.contains(seat))?;
+        seats.push(seat);
+        Some(seat)
+    }
+
+    /// An engine has left a connection, and is about to leave all that it has.
+    pub(crate) fn free(&self, lane: usize) {
+        let seat = self.seat_of(lane);
+        self.lanes[lane].taken.store(false, SeqCst);
+        lock(&self.seats).retain(|taken| *taken != seat);
     }
 
     /// Which engine may have a connection, by its seat.

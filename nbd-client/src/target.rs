@@ -9,7 +9,7 @@ use std::ffi::OsString;
 use std::fmt;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs};
-use std::os::unix::ffi::OsStringExt;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::time::Duration;
@@ -49,6 +49,8 @@ pub struct Target {
     pub(crate) connections: Connections,
     /// How long a server may take to accept, and to shake hands.
     pub(crate) connect_timeout: Duration,
+    /// Nothing is written to it, so that several connections are one disk in any case.
+    pub(crate) only_reads: bool,
     /// What was agreed upon before, if its server may be away.
     pub(crate) known: Option<Known>,
     pub(crate) said: String,
@@ -137,6 +139,41 @@ impl Target {
     #[must_use]
     pub fn with_connections(&self, connections: Connections) -> Self {
         Self { connections, ..self.clone() }
+    }
+
+    /// The same export, to which nobody writes: it may have several connections, whatever its server says of that.
+    #[must_use]
+    pub fn to_be_read(&self) -> Self {
+        Self { only_reads: true, ..self.clone() }
+    }
+
+    /// True if nobody writes to it.
+    #[must_use]
+    pub fn only_reads(&self) -> bool {
+        self.only_reads
+    }
+
+    /// What it is called in the header of an image that is based on it: as QEMU does, but for TLS.
+    #[must_use]
+    pub fn uri(&self) -> String {
+        let scheme = if self.tls.is_some() { "nbds" } else { "nbd" };
+        let export = encode(self.export.as_bytes());
+        match &self.address {
+            Address::Unix(path) => {
+                let path = encode(path.as_os_str().as_bytes());
+                format!("{scheme}+unix:///{export}?socket={path}")
+            }
+            Address::Tcp { .. } => format!("{scheme}://{}/{export}", self.address),
+        }
+    }
+
+    /// True if this is what the header of an image calls it.
+    #[must_use]
+    pub fn is_called(&self, name: &str) -> bool {
+        let is_same = |other: Self| {
+            (other.address, other.export) == (self.address.clone(), self.export.clone())
+        };
+        name == self.uri() || name.parse().is_ok_and(is_same)
     }
 
     /// How many connections to have.
@@ -290,6 +327,7 @@ impl FromStr for Target {
             addresses: None,
             connections: Connections::default(),
             connect_timeout: CONNECT_TIMEOUT,
+            only_reads: false,
             known: None,
             said,
         })
@@ -380,6 +418,16 @@ fn decode(text: &str) -> Result<String, &'static str> {
     String::from_utf8(decode_bytes(text)?).map_err(|_| "a name of an export is UTF-8")
 }
 
+/// What a URI cannot have becomes `%2F` and the like.
+fn encode(bytes: &[u8]) -> String {
+    let is_plain = |byte: &u8| byte.is_ascii_alphanumeric() || b"-._~/".contains(byte);
+    let one = |byte: &u8| match is_plain(byte) {
+        true => char::from(*byte).to_string(),
+        false => format!("%{byte:02X}"),
+    };
+    bytes.iter().map(one).collect()
+}
+
 /// `%2F` becomes `/`.
 fn decode_bytes(text: &str) -> Result<Vec<u8>, &'static str> {
     let mut parts = text.as_bytes().split(|&byte| byte == b'%');
@@ -436,6 +484,24 @@ mod tests {
             assert_eq!((&target.address, target.export.as_str()), (&address, export), "{word}");
             assert_eq!(target.to_string(), word);
         }
+    }
+
+    #[test]
+    fn c99_an_image_calls_an_export_by_a_uri_that_leads_there() {
+        for (word, uri) in [
+            ("nbd:unix:/run/x.sock", "nbd+unix:///?socket=/run/x.sock"),
+            ("nbd:unix:/run/a b&.sock:d?k", "nbd+unix:///d%3Fk?socket=/run/a%20b%26.sock"),
+            ("nbd://host/disk", "nbd://host:10809/disk"),
+            ("nbd://[::1]:99/d", "nbd://[::1]:99/d"),
+        ] {
+            let target: Target = word.parse().unwrap();
+            assert_eq!(target.uri(), uri);
+            assert!(target.is_called(uri) && target.is_called(word));
+            assert!(uri.parse::<Target>().unwrap().is_called(word));
+            assert!(!target.is_called("nbd://host:10809/other") && !target.is_called("disk"));
+        }
+        let tls: Target = "nbds://h/d?tls-certificates=/pki".parse().unwrap();
+        assert!(tls.is_called("nbds://h:10809/d"), "where certificates are is nobody else's");
     }
 
     #[test]

@@ -7,10 +7,10 @@ use crate::new_file::{self, cluster_bits};
 use crate::wrong_usage::wrong_usage;
 use anyhow::{Context, anyhow, bail, ensure};
 use clap::{Args, ValueHint};
-use ringway_control::config::Format as Said;
+use ringway_control::config::{Format as Said, base_source, is_unreal};
 use ringway_control::log::LogArgs;
 use ringway_control::size::Size;
-use ringway_disk::{Backing, BackingError, NewFile, is_named_qcow2};
+use ringway_disk::{Backing, BackingError, NewFile, OpenOptions, is_named_qcow2};
 use ringway_image::{CLUSTER_BITS_DEFAULT, Format, NewImage, is_based_on, printable};
 use ringway_terminal::{logging, output};
 use std::path::{Path, PathBuf};
@@ -46,7 +46,7 @@ pub(crate) struct CreateArgs {
     /// Its format [default: qcow2 with --backing or if IMAGE ends in .qcow2, else raw].
     #[arg(short, long, value_enum, value_name = "FORMAT")]
     format: Option<Said>,
-    /// The image that it is based on: what was not written comes from there.
+    /// The image that it is based on, or an export of an NBD server: what was not written comes from there.
     #[arg(short, long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     backing: Option<PathBuf>,
     /// The format of FILE [default: qcow2 if its name ends in .qcow2, else raw].
@@ -109,7 +109,7 @@ pub(crate) fn run(args: &CreateArgs, log: &LogArgs) -> anyhow::Result<ExitCode> 
         anyhow::Ok((name, backing.format))
     };
     let based_on = backing.as_ref().map(named).transpose()?;
-    if let Some(Backing { path, format, .. }) = &backing {
+    if let Some(Backing { path, format, is_elsewhere: false, .. }) = &backing {
         // Also while there is no such file: the name would lead to the new one.
         ensure!(
             !is_based_on(path, *format, &target),
@@ -166,6 +166,10 @@ fn report(
         return format!("{name}: made, {}, {format}\n", Size(size));
     };
     let base = printable(&backing);
+    if is_unreal(&backing) {
+        let hint = "; it is served with --base, as its header alone leads to no server";
+        return format!("{name}: made, {}, {format}, based on {base} ({kind}){hint}\n", Size(size));
+    }
     let outside = backing.is_absolute() || backing.starts_with("..");
     let hint = if outside {
         "; --backing-root has to allow its folder where the image is served"
@@ -182,9 +186,18 @@ fn format_of(said: Said) -> Format {
     }
 }
 
-/// Looks at the file that the image will be based on.
+/// Looks at what the image will be based on.
 fn backing(args: &CreateArgs, path: &Path) -> anyhow::Result<Backing> {
-    Backing::inspect(path, args.backing_format.map(format_of)).map_err(|error| {
+    let format = args.backing_format.map(format_of);
+    if is_unreal(path) {
+        let source =
+            base_source(path, format == Some(Format::Qcow2)).map_err(anyhow::Error::msg)?;
+        let Some(target) = source.export().cloned() else { bail!("{}: no base", printable(path)) };
+        let options = OpenOptions { read_only: true, ..OpenOptions::new(source) };
+        let disk = ringway_disk::open(&options)?;
+        return Ok(Backing::of_export(&target, disk.geometry().capacity));
+    }
+    Backing::inspect(path, format).map_err(|error| {
         let hint = match error {
             BackingError::Foreign(_) => " (--backing-format)",
             _ => "",

@@ -357,7 +357,9 @@ fn from_root(mut disk: DiskArgs) -> anyhow::Result<Value> {
     let image = if is_unreal(&image) { image } else { std::path::absolute(image)? };
     disk.image = Some(image);
     for path in [&mut disk.backing_root, &mut disk.base, &mut disk.overlay].into_iter().flatten() {
-        *path = std::path::absolute(&*path)?;
+        if !is_unreal(path) {
+            *path = std::path::absolute(&*path)?;
+        }
     }
     if let Some(group) = &mut disk.socket_group {
         let number = group_number(group).with_context(|| format!("--socket-group {group}"))?;

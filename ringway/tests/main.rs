@@ -3,6 +3,7 @@
 
 mod activation;
 mod bad_input;
+mod chained;
 mod clones;
 mod commit;
 mod common;

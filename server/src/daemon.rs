@@ -174,7 +174,7 @@ impl Daemon {
             }),
             iopoll: plan.daemon.iopoll,
             nvme: plan.disks.iter().any(|disk| disk.engine == Some(EngineKind::Nvme)),
-            exports: plan.disks.iter().filter_map(|disk| disk.source.export().cloned()).collect(),
+            exports: plan.disks.iter().filter_map(|disk| disk.export().cloned()).collect(),
             xen: plan.xen.as_ref().map(super::xen::prepare).transpose()?,
             state_dir: StateDir::open(plan.daemon.state_dir.as_deref())
                 .with_context(|| plan.origins.name("state-dir"))?,

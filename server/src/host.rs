@@ -137,13 +137,16 @@ impl Host {
         self.local.has_io_uring()
     }
 
-    /// Begins to connect to the export of a plan; `None` if its disk is none. Servers that are silent are waited for
-    /// beside each other this way.
+    /// Begins to connect to the export of a plan, or to that of its base; `None` if there is none. Servers that are
+    /// silent are waited for beside each other this way.
     ///
     /// # Errors
     /// What the helper says, or the host to a thread.
     pub(crate) fn connect(&self, spec: &DiskSpec) -> anyhow::Result<Option<Connecting>> {
-        let mut options = self.local.options(spec);
+        let mut options = match &spec.base_export {
+            Some(base) => self.local.base_options(base),
+            None => self.local.options(spec),
+        };
         let Source::Nbd(_) = options.source else { return Ok(None) };
         if let Some(helper) = &self.helper {
             return Ok(Some(Connecting(By::There(
@@ -159,10 +162,10 @@ impl Host {
         Ok(Some(Connecting(By::Here(thread.spawn(open)?))))
     }
 
-    /// Waits for the connection.
+    /// Waits for the connection, and opens the image that is based on the export, if there is one.
     ///
     /// # Errors
-    /// What is wrong with the export.
+    /// What is wrong with either.
     pub(crate) fn connected(
         &self,
         connecting: Connecting,
@@ -178,6 +181,10 @@ impl Host {
                 disk
             }
         };
+        if spec.base_export.is_some() {
+            remote::warn_of_away(&disk);
+            return self.open_on(Some(disk), spec);
+        }
         self.make_ours(&mut disk)?;
         self.flush_first(&disk, spec)?;
         Ok(OpenDisk { disk, new: None, clone: None })
@@ -189,20 +196,28 @@ impl Host {
     /// # Errors
     /// What is wrong with it; nothing was created or changed then.
     pub(crate) fn open(&self, spec: &DiskSpec) -> anyhow::Result<OpenDisk> {
-        if let Some(connecting) = self.connect(spec)? {
-            return self.connected(connecting, spec);
+        match self.connect(spec)? {
+            Some(connecting) => self.connected(connecting, spec),
+            None => self.open_on(None, spec),
         }
-        let options = self.local.options(spec);
+    }
+
+    /// Opens a disk, and has its image read the export that it is based on, if it is.
+    fn open_on(&self, base: Option<Disk>, spec: &DiskSpec) -> anyhow::Result<OpenDisk> {
+        let mut options = self.local.options(spec);
+        if let Some(its) = options.qcow2.as_mut().and_then(|qcow2| qcow2.base.as_mut()) {
+            its.export = base.as_ref().and_then(Disk::base_export);
+        }
         let (helper, path) = match (&self.helper, &options.source) {
             (Some(helper), Source::Path(path)) => (helper, path),
             _ => {
-                let mut options = options;
                 let served = &self.local.served;
                 let named = served.recall(&mut options, self.states.here(), Location::of);
                 let Opened { mut disk, new, clone } =
                     self.local.open(&options, &CloneWords::of(spec))?;
                 served.opened(named);
                 let clone = clone.map(|file| EphemeralClone(Clone::Here(Some(file))));
+                base.iter().try_for_each(|base| disk.stand_on(base))?;
                 self.make_ours(&mut disk)?;
                 let note = self.note(&options);
                 let new = match new {
@@ -221,6 +236,7 @@ impl Host {
             let clone = opened.clone.map(|file| EphemeralClone(Clone::There(Some(file))));
             let (mut disk, new) = (opened.disk, opened.new);
             let new = new.map(|file| NewImage { made: Made::There(file), note: None });
+            base.iter().try_for_each(|base| disk.stand_on(base))?;
             if disk.is_incoming() {
                 self.make_ours(&mut disk)?;
                 return Ok(OpenDisk { disk, new, clone });

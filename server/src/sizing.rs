@@ -31,7 +31,8 @@ pub(super) fn rings(
     if !sandbox::filters(options.sandbox.unwrap_or_default()) {
         return Ok(None);
     }
-    let now = workers_now(opened, options, EngineKind::IoUring);
+    let rings_of = |kind| workers_now(opened, options, kind);
+    let now = rings_of(EngineKind::IoUring) + rings_of(EngineKind::IoUringNbd);
     let comes_later = options.control.is_some() || host.xen().is_some() || host.has_configuration();
     let later =
         if comes_later && host.has_io_uring() { workers(options, RINGS_IN_STORE) } else { 0 };

@@ -2,9 +2,34 @@
 
 use super::DiskArgs;
 use super::disk::Format;
-use super::source::is_unreal;
+use super::source::{is_unreal, source};
+use ringway_disk::Source;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
+
+/// What a base is: a file, or an export of an NBD server. Its owner may have said that it `is_qcow2`.
+///
+/// # Errors
+/// That it cannot be a base, and why.
+pub fn base_source(base: &Path, is_qcow2: bool) -> Result<Source, String> {
+    let found = source(base)?;
+    let why = match &found {
+        Source::Path(_) => return Ok(found),
+        Source::Nbd(_) if !is_qcow2 => return Ok(found),
+        Source::Nbd(_) => {
+            "is an export, which is raw: leave base-format out, and have its server understand qcow2 \
+             (`qemu-nbd -f qcow2`, `ringway nbd --format qcow2`)"
+        }
+        Source::Rbd { .. } => {
+            "is an image of a Ceph cluster, which cannot be a base: each of its disks has a process of its own. \
+             Serve it to NBD clients (`ringway nbd`), and name that export as the base"
+        }
+        Source::Null { .. } | Source::Sim { .. } => {
+            "is no file: the base of a clone is one, or an export of an NBD server"
+        }
+    };
+    Err(format!("{} {why}", base.display()))
+}
 
 impl DiskArgs {
     /// Takes the image that was named: with `overlay` that may be the base.
@@ -56,8 +81,9 @@ impl DiskArgs {
                 _ => Ok(image),
             };
         };
-        if let Some(unreal) = [base, &image].into_iter().find(|path| is_unreal(path)) {
-            return Err(format!("{} is no file: a clone and its base are", unreal.display()));
+        base_source(base, self.base_format == Some(Format::Qcow2))?;
+        if is_unreal(&image) {
+            return Err(format!("{} is no file: a clone is one", image.display()));
         }
         if self.format == Some(Format::Raw) {
             return Err("a clone is a qcow2 image: leave format = \"raw\" out".into());

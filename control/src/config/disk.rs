@@ -10,6 +10,7 @@ use crate::size::Size;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, ValueEnum};
 use ringway_disk::{CacheMode, EngineKind, ErrorPolicy, OnError, SchedulerMode, Source};
+use ringway_nbd_client::Target;
 use serde::de::{Deserializer, Error};
 use serde::{Deserialize, Serialize, Serializer};
 use std::fmt::Display;
@@ -50,8 +51,9 @@ pub struct DiskArgs {
     #[arg(long, value_name = "DIR", help_heading = "Disk")]
     #[serde(default)]
     pub backing_root: Option<PathBuf>,
-    /// IMAGE is a qcow2 clone of this file: it is made if it is missing, in a moment, and holds what is
-    /// written from then on. With --size it is larger than FILE. Nobody may write FILE any more.
+    /// IMAGE is a qcow2 clone of this file, or export of an NBD server (nbd://HOST/EXPORT): it is made if it is
+    /// missing, in a moment, and holds what is written from then on. With --size it is larger than FILE. Nobody may
+    /// write FILE any more.
     #[arg(long, value_name = "FILE", help_heading = "Clones")]
     #[serde(default)]
     pub base: Option<PathBuf>,
@@ -424,6 +426,8 @@ pub struct DiskSpec {
     pub base: Option<(PathBuf, Option<Format>)>,
     /// The socket that this clone is named after, of which the name has the last part alone.
     pub named_after: Option<PathBuf>,
+    /// The export that this is, if it is one.
+    pub base_export: Option<Target>,
     /// What it is based on goes through the page cache in any case.
     pub cache_base: bool,
     /// A qcow2 image that was not closed is refused.
@@ -439,6 +443,11 @@ pub struct DiskSpec {
 }
 
 impl DiskSpec {
+    /// The export that holds its data, or what it is based on.
+    pub fn export(&self) -> Option<&Target> {
+        self.source.export().or(self.base_export.as_ref())
+    }
+
     /// What a message about it begins with: `disks.toml, line 3: `, or nothing.
     pub fn lead(&self) -> String {
         if self.origin.is_empty() { String::new() } else { format!("{}: ", self.origin) }
@@ -525,7 +534,7 @@ impl DiskArgs {
         let words = Box::new(Self { image: Some(image.into()), socket, ..self.clone() });
         let errors = self.errors();
         let queues = self.queues.unwrap_or_else(|| cpus().min(QUEUES_AUTO));
-        let source = words.of_server(words.source_with_access(image)?, image, queues)?;
+        let (source, base_export) = words.sources(image, queues)?;
         Ok(DiskSpec {
             source,
             place,
@@ -549,6 +558,7 @@ impl DiskArgs {
             backing_root: self.backing_root,
             base: self.base.map(|base| (base, self.base_format)),
             named_after,
+            base_export,
             cache_base: self.cache_base,
             never_repair: self.repair == Some(Repair::Never),
             ephemeral: self.ephemeral,

@@ -188,7 +188,9 @@ fn disk(mut disk: DiskArgs, folder: &Path) -> Result<DiskSpec, String> {
     let image = disk.take_image().ok_or("this disk has no image. Add image = \"disk.img\"")?;
     let image = if super::is_unreal(&image) { image } else { folder.join(image) };
     for path in [&mut disk.backing_root, &mut disk.base, &mut disk.overlay].into_iter().flatten() {
-        *path = folder.join(&*path);
+        if !super::is_unreal(path) {
+            *path = folder.join(&*path);
+        }
     }
     disk.nbd = disk.nbd.map(|address| address.within(folder));
     if let Some(place) = disk.take_nbd(&image)? {

@@ -26,6 +26,7 @@ mod xen_args;
 
 pub use ceph::CephArgs;
 pub use claim::{Claim, FileIdentity, Location};
+pub use clone::base_source;
 pub use cpus::CpuList;
 pub use disk::{
     Choice, DiskArgs, DiskSpec, Format, Place, Repair, XenDevice, cache_modes, engines, paths,

@@ -2,11 +2,34 @@
 
 use super::DiskArgs;
 use super::seconds::seconds;
+use super::source::{is_unreal, source};
 use ringway_disk::Source;
-use ringway_nbd_client::Connections;
+use ringway_nbd_client::{Connections, Target};
 use std::path::Path;
 
 impl DiskArgs {
+    /// What the image's word names, and the export that it is based on, if it is.
+    ///
+    /// # Errors
+    /// As [`DiskArgs::of_server`].
+    pub(super) fn sources(
+        &self,
+        image: &Path,
+        queues: u16,
+    ) -> Result<(Source, Option<Target>), String> {
+        let its = self.source_with_access(image)?;
+        let Some(base) = self.base.as_deref().filter(|base| is_unreal(base)) else {
+            return Ok((self.of_server(its, image, queues)?, None));
+        };
+        let Source::Nbd(target) = self.of_server(source(base)?, base, queues)? else {
+            return Ok((its, None));
+        };
+        // One for what is written in part, beside those of workers.
+        let Connections { most, asked } = target.connections();
+        let most = if asked { most.max(2) } else { most + 1 };
+        Ok((its, Some(target.with_connections(Connections { most, asked }))))
+    }
+
     /// The same disk, reached as was said, or for `queues` queues as seems best.
     ///
     /// # Errors

@@ -291,7 +291,8 @@ impl Add {
             return Err(malformed("image and socket must be absolute paths"));
         }
         let others = [&disk.backing_root, &disk.base, &disk.overlay];
-        if others.into_iter().flatten().any(|path| !path.is_absolute()) {
+        let is_relative = |path: &PathBuf| !is_unreal(path) && !path.is_absolute();
+        if others.into_iter().flatten().any(is_relative) {
             return Err(malformed("backing-root, base and overlay must be absolute paths"));
         }
         if disk.socket_group.as_ref().is_some_and(|group| group.parse::<u32>().is_err()) {

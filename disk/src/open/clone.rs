@@ -13,7 +13,7 @@ pub(super) fn make_clone(
     backing: &Backing,
     size: Option<u64>,
 ) -> Result<bool, OpenError> {
-    if is_based_on(&backing.path, backing.format, path) {
+    if !backing.is_elsewhere && is_based_on(&backing.path, backing.format, path) {
         let (name, base) = (path.to_owned(), backing.path.clone());
         return Err(ChainError::Swapped { name, base }.into());
     }

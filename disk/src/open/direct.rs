@@ -17,7 +17,8 @@ pub(super) fn turn_on(path: &Path, layers: &[Layer]) -> Result<Alignment, OpenEr
     let fail = |why: String| OpenError::NoDirect { path: path.into(), why };
     let mut all = Alignment { memory: 1, offset: 1 };
     let top = layers.first().map_or(u64::MAX, cluster_of);
-    for (nth, layer) in layers.iter().enumerate() {
+    let here = layers.iter().filter(|layer| !matches!(layer.format, LayerFormat::Elsewhere(_)));
+    for (nth, layer) in here.enumerate() {
         let cluster = cluster_of(layer).min(top);
         let mut files = vec![&layer.file];
         if let LayerFormat::Qcow2 { data, .. } = &layer.format {
@@ -44,7 +45,7 @@ pub(super) fn turn_on(path: &Path, layers: &[Layer]) -> Result<Alignment, OpenEr
 /// Bytes of a cluster: a raw image has none.
 fn cluster_of(layer: &Layer) -> u64 {
     match &layer.format {
-        LayerFormat::Raw => u64::MAX,
+        LayerFormat::Raw | LayerFormat::Elsewhere(_) => u64::MAX,
         LayerFormat::Qcow2 { shape, .. } => 1 << shape.cluster_bits,
     }
 }

@@ -117,6 +117,16 @@ pub enum OpenError {
          where they are while a daemon starts"
     )]
     Replaced(PathBuf),
+    /// The limits of an image, its guest and an export that it is based on do not go together.
+    #[error("{}: it cannot be based on {}: {why}", path.display(), base.display())]
+    BaseBlocks {
+        /// The image.
+        path: PathBuf,
+        /// The export.
+        base: PathBuf,
+        /// What does not fit, and what to do.
+        why: String,
+    },
     /// O_DIRECT was asked for and is not to be had.
     #[error("{path}: --cache none needs O_DIRECT, but {why}. Use --cache writeback")]
     NoDirect {

@@ -102,10 +102,21 @@ pub struct Qcow2 {
 /// What a clone is based on.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Base {
-    /// Its file.
+    /// Its file, or the name of its export.
     pub path: PathBuf,
     /// What it is, unless its name says so.
     pub format: Option<Format>,
+    /// What its server says of it, if it is an export.
+    pub export: Option<BaseExport>,
+}
+
+/// What is to be known of an export before an image is based on it ([`crate::Disk::base_export`]).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BaseExport {
+    /// Bytes of disk.
+    pub bytes: u64,
+    /// What it is read in multiples of, in bytes.
+    pub block: u32,
 }
 
 impl OpenOptions {

@@ -14,10 +14,12 @@ use crate::new_image::Backing;
 use crate::parts::Parts;
 use crate::storage::Local;
 use crate::unmapped::Unmapped;
-use ringway_core::Geometry;
+use ringway_core::{Geometry, SECTOR_BYTES};
 use ringway_image::{
-    Chain, CheckOptions, Format, Header, Layer, LayerFormat, Refused, Shape, Top, Use, printable,
+    Chain, CheckOptions, Elsewhere, Format, Header, Layer, LayerFormat, Refused, Shape, Top, Use,
+    printable,
 };
+use ringway_nbd_client::{Target, TargetError};
 use ringway_scheduler::SchedulerMode;
 use std::fs::File;
 use std::io::{self, Seek, SeekFrom};
@@ -52,7 +54,7 @@ pub(super) fn open(path: &Path, qcow2: &Qcow2, options: &OpenOptions) -> Result<
     let usage = Use { read_only: options.read_only, grows, barriers: cache != CacheMode::Unsafe };
     let layers = Layer::of_chain(chain).map_err(host("learn the sizes of its files"))?;
     // Not before: headers are read as they come.
-    let alignment = match cache {
+    let found = match cache {
         // What it is based on is only read: through the page cache clones of one base share it.
         CacheMode::None if qcow2.cache_base => turn_on(path, layers.get(..1).unwrap_or_default())?,
         CacheMode::None => turn_on(path, &layers)?,
@@ -61,6 +63,7 @@ pub(super) fn open(path: &Path, qcow2: &Qcow2, options: &OpenOptions) -> Result<
     let file = layers.first().map_or_else(|| Arc::new(file), |top| Arc::clone(&top.file));
     let Shape { size: bytes, cluster_bits, .. } = shape_of(path, layers.first(), options)?;
     let unit = options.block_size.unwrap_or(512);
+    let alignment = with_base(path, found, (qcow2, unit, 1 << cluster_bits))?;
     check_whole(path, bytes, unit)?;
     let logical_block = unit;
     let found = probe::Host::of(path, &file, kind, false);
@@ -204,6 +207,42 @@ fn refused(path: &Path, what: &str, hint: &'static str) -> OpenError {
     OpenError::NotQcow2 { path: path.into(), what: what.to_owned(), hint }
 }
 
+/// The export that an image is based on.
+fn target_of(name: &Path) -> Result<Target, OpenError> {
+    let target = name.display().to_string();
+    let parsed = target.parse().map_err(|error: TargetError| error.to_string());
+    parsed.map_err(|why| OpenError::Remote { target, why })
+}
+
+/// What the files of an image take, together with an export that it is based on: the strictest of both, within what the
+/// guest and the clusters of the image are.
+fn with_base(
+    path: &Path,
+    files: Alignment,
+    (qcow2, unit, cluster): (&Qcow2, u32, u32),
+) -> Result<Alignment, OpenError> {
+    let Some(Base { path: base, export: Some(export), .. }) = &qcow2.base else {
+        return Ok(files);
+    };
+    let block = export.block;
+    let refuse = |why| Err(OpenError::BaseBlocks { path: path.into(), base: base.clone(), why });
+    if u64::from(block) <= SECTOR_BYTES {
+        return Ok(files);
+    }
+    if block > unit {
+        return refuse(format!(
+            "its server takes blocks of {block} bytes, and the guest's would have {unit}: give --block-size {block}, \
+             if that is one of 512 and 4096, or have the server take smaller ones"
+        ));
+    }
+    if block > cluster {
+        return refuse(format!(
+            "its server takes blocks of {block} bytes, and clusters of the image have {cluster}: make it with larger ones"
+        ));
+    }
+    Ok(Alignment { offset: files.offset.max(block), ..files })
+}
+
 /// What it is to be a clone of, if it is, and the clone if that is made now.
 fn clone_of(
     path: &Path,
@@ -214,14 +253,17 @@ fn clone_of(
     if missing && options.incoming {
         return Err(OpenError::NothingIncoming(path.into()));
     }
-    let Some(Base { path: base, format }) = &qcow2.base else {
+    let Some(Base { path: base, format, export }) = &qcow2.base else {
         return Ok((Created::nothing(), None));
     };
     if let Some(note) = options.served_before.clone().filter(|_| missing) {
         return Err(OpenError::Gone { path: path.into(), note });
     }
     let fail = |source| OpenError::Base { base: base.clone(), source };
-    let backing = Backing::inspect(base, *format).map_err(fail)?;
+    let backing = match export {
+        Some(export) => Backing::of_export(&target_of(base)?, export.bytes),
+        None => Backing::inspect(base, *format).map_err(fail)?,
+    };
     let host = |source| OpenError::Host { path: path.into(), what: "look at it", source };
     let created = match missing && make_clone(path, &backing, options.create_bytes)? {
         true => Created::just_now(path).map_err(host)?,
@@ -250,7 +292,15 @@ fn open_chain(
         locked.map_err(|error| error.to_string())
     };
     let root = qcow2.backing_root.as_deref();
+    let said = qcow2.base.as_ref();
     Ok(match base {
+        Some(Backing { is_elsewhere: true, virtual_size: bytes, .. }) => {
+            let name = said.map_or(Path::new(""), |base| &base.path);
+            let target = target_of(name)?;
+            let is_called = |name: &Path| name.to_str().is_some_and(|name| target.is_called(name));
+            let base = Elsewhere { is_called: &is_called, name, bytes: *bytes };
+            Chain::open_on(top, root, &base, &mut lock)?
+        }
         Some(base) => Chain::open_clone(top, root, (&base.path, base.format), &mut lock)?,
         None => Chain::open(top, root, &mut lock)?,
     })

@@ -162,7 +162,7 @@ fn c88_what_was_served_before_is_not_made_again() {
     let path = folder.path().join("no.img");
     let served_before = Some("served-1".into());
     let raw = OpenOptions { create_bytes: Some(MIB), served_before, ..options(&path) };
-    let base = Some(Base { path: file(&folder, MIB), format: Some(Format::Raw) });
+    let base = Some(Base { path: file(&folder, MIB), format: Some(Format::Raw), export: None });
     let qcow2 = Some(Qcow2 { base, ..Qcow2::default() });
     let clone = OpenOptions { qcow2, create_bytes: None, ..raw.clone() };
     for mut wanted in [raw, clone] {

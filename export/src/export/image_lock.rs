@@ -521,7 +521,7 @@ mod tests {
         let (base, image) = (folder.path().join("base.raw"), folder.path().join("image"));
         File::create_new(&base).unwrap().set_len(1 << 20).unwrap();
         let mut options = OpenOptions::new(Source::Path(image.clone()));
-        let base = Base { path: base, format: None };
+        let base = Base { path: base, format: None, export: None };
         options.qcow2 = Some(Qcow2 { base: Some(base), ..Qcow2::default() });
         let mut disk = open(&options).unwrap();
         disk.map_image().unwrap();

@@ -141,7 +141,8 @@ pub enum LinkFault {
     Format(String),
     /// A name of QEMU for something that is no file.
     #[error(
-        "is not the name of a file but words for QEMU (a protocol or json:), which are not followed. \
+        "is not the name of a file but words for QEMU (a protocol or json:), which are not followed. An export \
+         of an NBD server is read only where the image is served: `ringway serve --base nbd://HOST/EXPORT`. \
          `qemu-img rebase -u` gives it a plain name; a file with a colon is ./NAME"
     )]
     Protocol,

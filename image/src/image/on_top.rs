@@ -55,7 +55,7 @@ impl Image {
     pub fn put_on_top(&self, on_top: OnTop, bases: &Bases) -> io::Result<Self> {
         let OnTop { mut opened, beneath, below } = on_top;
         let (top, below) = self.in_thread(move |work| work.top_beneath(below))??;
-        opened.layers.set_base(beneath.finish(top, below, bases)?);
+        opened.layers.set_base(beneath.finish(top, below, bases)?)?;
         opened.into_image()
     }
 

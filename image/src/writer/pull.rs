@@ -1,15 +1,48 @@
 //! What an image lacks is copied into it from those it is based on.
 
 use super::{Pending, Writer};
+use crate::ahead::Ranges;
 use crate::aligned::Aligned;
 use crate::ask::Pulled;
 use crate::layout::{Entry, corrupt};
 use crate::map::Map;
 use ringway_core::ByteRange;
 use std::io;
+use std::ops::Range;
 
 /// The most clusters that are looked at together, if there is nothing to read.
 const CLUSTERS: u64 = 8192;
+
+/// What [`Writer::pull`] of a range reads of what is on no file of this host.
+///
+/// # Errors
+/// What the host says.
+pub(crate) fn needs_to_pull(map: &mut Map, range: ByteRange) -> io::Result<Ranges> {
+    let (mut ranges, mut read) = (Ranges::new(), 0);
+    for cluster in clusters(map, range) {
+        if let Some((at, bytes)) = lacks(map, cluster)? {
+            ranges.extend(map.layers.needs_ahead(at, bytes));
+            read += bytes;
+        }
+        if read >= range.len() {
+            break;
+        }
+    }
+    Ok(ranges)
+}
+
+/// The clusters that are looked at together.
+fn clusters(map: &mut Map, range: ByteRange) -> Range<u64> {
+    let first = range.offset() / map.cluster();
+    first..map.table.clusters().min(first.saturating_add(CLUSTERS))
+}
+
+/// Where a cluster begins, and its bytes, if the top says nothing of it and it is not zeroes.
+fn lacks(map: &mut Map, cluster: u64) -> io::Result<Option<(u64, u64)>> {
+    let (at, bytes) = (cluster * map.cluster(), map.bytes_of(cluster));
+    let is_there = map.layers.top().entry(cluster)? != Entry::Unallocated;
+    Ok((!is_there && !map.layers.is_zero(at, bytes)?).then_some((at, bytes)))
+}
 
 impl Writer {
     /// Copies from the beginning of `range` on, until as many bytes were read as that has, or many
@@ -23,11 +56,9 @@ impl Writer {
             return Err(corrupt());
         }
         let size = map.cluster();
-        let first = range.offset() / size;
-        let end = map.table.clusters().min(first.saturating_add(CLUSTERS));
         let (mut pulled, mut outcome) =
             (Pulled { next: range.offset(), read: 0, copied: 0 }, Ok(()));
-        for cluster in first..end {
+        for cluster in clusters(map, range) {
             outcome = self.pull_cluster(map, cluster, &mut pulled);
             if outcome.is_err() {
                 break;
@@ -43,17 +74,13 @@ impl Writer {
     }
 
     fn pull_cluster(&mut self, map: &mut Map, cluster: u64, pulled: &mut Pulled) -> io::Result<()> {
-        let (at, bytes) = (cluster * map.cluster(), map.bytes_of(cluster));
-        let old = map.layers.top().entry(cluster)?;
-        if old != Entry::Unallocated || map.layers.is_zero(at, bytes)? {
-            return Ok(());
-        }
+        let Some((_, bytes)) = lacks(map, cluster)? else { return Ok(()) };
         let mut buffer = std::mem::take(&mut self.buffer);
         let copied = self.copy_up(map, cluster, &mut buffer);
         self.buffer = buffer;
         pulled.read += bytes;
         if let Some(host) = copied? {
-            self.pending.insert(cluster, Pending { host: Some(host), old });
+            self.pending.insert(cluster, Pending { host: Some(host), old: Entry::Unallocated });
             pulled.copied += bytes;
         }
         Ok(())

@@ -22,6 +22,8 @@ pub(super) struct ImageMessage {
 #[derive(Debug, Deserialize, Serialize)]
 struct LayerMessage {
     file_bytes: u64,
+    /// Its bytes are in no file of this host: the daemon knows how they are read.
+    elsewhere: bool,
     /// Of qcow2 images.
     shape: Option<ShapeWords>,
     /// Bytes of the file with its data, if that is another one; it follows the layer's own.
@@ -58,6 +60,7 @@ impl ImageMessage {
         {
             files.extend((nth > 0).then_some(file));
             let (mut shape, mut data_bytes) = (None, None);
+            let elsewhere = matches!(format, LayerFormat::Elsewhere(_));
             if let LayerFormat::Qcow2 { shape: found, data } = format {
                 shape = Some(ShapeWords(found));
                 if let Some((file, bytes)) = data {
@@ -65,7 +68,8 @@ impl ImageMessage {
                     data_bytes = Some(bytes);
                 }
             }
-            layers.push(LayerMessage { file_bytes, shape, data_bytes, name: (&*name).into() });
+            let name = (&*name).into();
+            layers.push(LayerMessage { file_bytes, elsewhere, shape, data_bytes, name });
         }
         Self { layers, read_only, grows, barriers }
     }
@@ -85,10 +89,11 @@ impl ImageMessage {
             .chain(others.into_iter().map(|file| Arc::new(File::from(file))));
         let mut next = || files.next().context("a file of the image is missing");
         let mut layers = Vec::with_capacity(self.layers.len());
-        for LayerMessage { file_bytes, shape, data_bytes, name } in self.layers {
+        for LayerMessage { file_bytes, elsewhere, shape, data_bytes, name } in self.layers {
             let file = next()?;
             let data = data_bytes.map(|bytes| anyhow::Ok((next()?, bytes))).transpose()?;
             let format = match shape {
+                None if elsewhere => LayerFormat::Elsewhere(None),
                 None => LayerFormat::Raw,
                 Some(ShapeWords(shape)) => LayerFormat::Qcow2 { shape, data },
             };

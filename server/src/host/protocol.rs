@@ -11,7 +11,9 @@ use anyhow::{Context, anyhow, ensure};
 use ringway_control::config::Location;
 use ringway_core::Geometry;
 use ringway_disk::storage::take_over;
-use ringway_disk::{Alignment, Base, Disk, EngineKind, OpenOptions, Parts, Qcow2, Source};
+use ringway_disk::{
+    Alignment, Base, BaseExport, Disk, EngineKind, OpenOptions, Parts, Qcow2, Source,
+};
 use ringway_terminal::reasons::in_full;
 use ringway_vhost_user::BindError;
 use serde::{Deserialize, Serialize};
@@ -196,6 +198,8 @@ pub(super) struct Wanted {
     never_repair: bool,
     /// What it is a clone of, and the format of that if it was said.
     base: Option<(Name, Option<String>)>,
+    /// Bytes and blocks of that, if it is an export.
+    base_export: Option<(u64, u32)>,
     /// The clone goes with the disk.
     ephemeral: bool,
     /// The socket that it is named after.
@@ -237,6 +241,9 @@ impl Wanted {
             }),
             ephemeral: clone.ephemeral,
             named_after: clone.named_after.as_deref().map(Name::from),
+            base_export: qcow2
+                .and_then(|qcow2| qcow2.base.as_ref()?.export)
+                .map(|export| (export.bytes, export.block)),
         })
     }
 
@@ -261,9 +268,10 @@ impl Wanted {
         engines: impl Fn(Option<EngineKind>) -> Engines,
     ) -> anyhow::Result<OpenOptions> {
         let engine = self.engine.map(|word| word.parse()).transpose()?;
+        let export = self.base_export.map(|(bytes, block)| BaseExport { bytes, block });
         let base = |(path, format): (Name, Option<String>)| {
             let format = format.map(|word| word.parse()).transpose()?;
-            anyhow::Ok(Base { path: path.into(), format })
+            anyhow::Ok(Base { path: path.into(), format, export })
         };
         let base = self.base.map(base).transpose()?;
         let path = PathBuf::from(self.path);
@@ -504,7 +512,10 @@ mod tests {
         let found: Found = serde_json::from_slice(&text).unwrap();
         let back = found.into_disk(fd.try_clone().unwrap().into(), Vec::new()).unwrap();
         assert_eq!(without_numbers(all(back)), without_numbers(all(disk)));
-        let base = |format| Some(Base { path: folder.path().join("base"), format });
+        let base = |format: Option<ringway_image::Format>| {
+            let export = format.map(|_| BaseExport { bytes: 7 << 30, block: 4096 });
+            Some(Base { path: folder.path().join("base"), format, export })
+        };
         for (backing_root, base, cache_base) in [
             (None, None, false),
             (Some(folder.path().to_owned()), base(None), true),

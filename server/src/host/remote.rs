@@ -5,7 +5,7 @@ use anyhow::{Context, anyhow};
 use ringway_control::config::DiskSpec;
 use ringway_disk::open::ClusterDisk;
 use ringway_disk::{Disk, Source};
-use ringway_nbd_client::{Connections, Target, Timeouts};
+use ringway_nbd_client::{Connections, Remote, Target, Timeouts};
 use ringway_terminal::reasons::in_full;
 use std::io::{self, ErrorKind};
 use std::sync::atomic::Ordering::SeqCst;
@@ -29,15 +29,19 @@ impl Host {
         Ok(Some(ClusterDisk::prepare(target, access, &options)?))
     }
 
-    /// From now on a lost connection of a disk to its server comes back by itself.
+    /// From now on a lost connection of a disk to its server, or to that of its base, comes back by itself.
     ///
     /// # Errors
     /// What the host says to a thread.
     pub(crate) fn supervise(&self, disk: &Arc<Disk>, spec: &DiskSpec) -> anyhow::Result<()> {
-        let Some(remote) = disk.remote() else { return Ok(()) };
-        let (helper, mut options) = (self.helper.clone(), self.local.options(spec));
+        let (remote, mut options) = match (disk.remote(), disk.remote_base(), &spec.base_export) {
+            (Some(remote), ..) => (remote, self.local.options(spec)),
+            (None, Some(base), Some(target)) => (base, self.local.base_options(target)),
+            _ => return Ok(()),
+        };
+        let helper = self.helper.clone();
         if let Source::Nbd(target) = &mut options.source {
-            warn_of_fewer(disk, target);
+            warn_of_fewer(disk, remote, target);
             // As many as there are, for whom the guest waits.
             let most = u16::try_from(remote.connections()).unwrap_or(u16::MAX);
             *target = target.with_connections(Connections::asked(most));
@@ -98,7 +102,8 @@ impl Host {
     }
 }
 
-fn warn_of_away(disk: &Disk) {
+/// Tells if the server of an export is away.
+pub(super) fn warn_of_away(disk: &Disk) {
     if let Some(why) = disk.remote().and_then(|remote| remote.was_away()) {
         tracing::warn!(
             disk = disk.name(),
@@ -128,11 +133,8 @@ fn may_have_lost(disk: &Disk) {
 }
 
 /// Tells of connections that were asked for and cannot be had.
-fn warn_of_fewer(disk: &Disk, target: &Target) {
-    let (Some(remote), Connections { most, asked: true }) = (disk.remote(), target.connections())
-    else {
-        return;
-    };
+fn warn_of_fewer(disk: &Disk, remote: &Remote, target: &Target) {
+    let Connections { most, asked: true } = target.connections() else { return };
     let there = remote.connections();
     if there >= most.into() {
         return;

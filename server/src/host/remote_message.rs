@@ -13,12 +13,15 @@ pub(super) struct RemoteMessage {
     connect_timeout: Duration,
     /// A lost connection is made anew: there has to be one.
     again: bool,
+    /// Nobody writes to it.
+    only_reads: bool,
 }
 
 impl RemoteMessage {
     pub(super) fn of(target: &Target, again: bool) -> Self {
         let Connections { most, asked } = target.connections();
-        Self { connections: (most, asked), connect_timeout: target.connect_timeout(), again }
+        let (connect_timeout, only_reads) = (target.connect_timeout(), target.only_reads());
+        Self { connections: (most, asked), connect_timeout, again, only_reads }
     }
 
     pub(super) fn is_again(&self) -> bool {
@@ -29,6 +32,7 @@ impl RemoteMessage {
         let target: Target = name.to_str().context("a name that is no text")?.parse()?;
         let (most, asked) = self.connections;
         let target = target.with_connections(Connections { most, asked });
-        Ok(target.with_connect_timeout(self.connect_timeout))
+        let target = target.with_connect_timeout(self.connect_timeout);
+        Ok(if self.only_reads { target.to_be_read() } else { target })
     }
 }

@@ -3,7 +3,7 @@
 use crate::served::Served;
 use anyhow::{Context, ensure};
 use ringway_control::config::{FileIdentity, Location};
-use ringway_image::LayerFormat;
+use ringway_image::{Layer, LayerFormat};
 use serde::{Deserialize, Serialize};
 use std::fs::File;
 use std::io;
@@ -33,7 +33,9 @@ impl ServedFiles {
         if let Some(image) = disk.image() {
             let layers = image.layers();
             images = vec![FileIdentity::of(&layers[0].file)?];
-            for layer in layers {
+            // What is elsewhere is known by its name alone.
+            let here = |layer: &&Layer| !matches!(layer.format, LayerFormat::Elsewhere(_));
+            for layer in layers.iter().filter(here) {
                 others.push(FileIdentity::of(&layer.file)?);
                 if let LayerFormat::Qcow2 { data: Some((data, _)), .. } = &layer.format {
                     others.push(FileIdentity::of(data)?);
