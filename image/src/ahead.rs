@@ -9,11 +9,13 @@
 use crate::ask::Ask;
 use crate::read_at::ReadElsewhere;
 use ringway_core::host::Bell;
+use ringway_core::host::sync::mpsc::{self, RecvTimeoutError};
 use ringway_core::host::sync::{Condvar, Mutex, MutexGuard};
 use ringway_core::host::thread::{Builder, Thread};
 use std::collections::VecDeque;
 use std::io;
 use std::sync::{Arc, PoisonError};
+use std::time::Duration;
 
 /// Bytes of the base, and where they begin there.
 type Part = (u64, Vec<u8>);
@@ -32,6 +34,9 @@ pub(crate) type Ranges = Vec<(u64, usize)>;
 /// The number of what a job has fetched, of which an image has one at a time.
 pub(crate) const FOR_A_JOB: u64 = u64::MAX;
 
+/// How often a job that waits is asked whether it goes on.
+const GOES_ON: Duration = Duration::from_millis(100);
+
 impl Ahead {
     pub(crate) fn new(base: Arc<dyn ReadElsewhere>) -> Self {
         Self { base, fetched: Mutex::default() }
@@ -45,7 +50,46 @@ impl Ahead {
     ///
     /// # Errors
     /// What whoever has them says; none of them is kept then.
-    pub(crate) fn fetch(&self, number: u64, ranges: &Ranges) -> io::Result<()> {
+    fn fetch(&self, number: u64, ranges: &Ranges) -> io::Result<()> {
+        self.keep(number, self.read(ranges)?);
+        Ok(())
+    }
+
+    /// As [`Ahead::fetch`], but for [`FOR_A_JOB`]: waits as long as it `goes_on`.
+    ///
+    /// # Errors
+    /// As [`Ahead::fetch`]; `Interrupted` if it does not go on.
+    pub(crate) fn fetch_while(
+        self: &Arc<Self>,
+        goes_on: &dyn Fn() -> bool,
+        ranges: Ranges,
+    ) -> io::Result<()> {
+        if ranges.is_empty() {
+            return Ok(());
+        }
+        let (says, hears) = mpsc::sync_channel(1);
+        let ahead = Arc::clone(self);
+        // Nobody waits for it any more if its server does not answer.
+        let read = move || drop(says.send(ahead.read(&ranges)));
+        Builder::new().name("image-base".into()).spawn(read)?;
+        loop {
+            match hears.recv_timeout(GOES_ON) {
+                Ok(parts) => {
+                    self.keep(FOR_A_JOB, parts?);
+                    return Ok(());
+                }
+                Err(RecvTimeoutError::Timeout) if goes_on() => {}
+                Err(RecvTimeoutError::Timeout) => return Err(io::ErrorKind::Interrupted.into()),
+                Err(gone) => return Err(io::Error::other(gone)),
+            }
+        }
+    }
+
+    fn keep(&self, number: u64, parts: Vec<Part>) {
+        self.fetched().extend(parts.into_iter().map(|part| (number, part)));
+    }
+
+    fn read(&self, ranges: &Ranges) -> io::Result<Vec<Part>> {
         let unit = u64::from(self.base.unit().max(1));
         let mut parts = Vec::new();
         for &(at, len) in ranges {
@@ -59,10 +103,9 @@ impl Ahead {
                 }
             }
             bytes.truncate(done);
-            parts.push((number, (begin, bytes)));
+            parts.push((begin, bytes));
         }
-        self.fetched().append(&mut parts);
-        Ok(())
+        Ok(parts)
     }
 
     /// What was fetched for these is not needed any more.
@@ -214,7 +257,7 @@ mod tests {
     use std::os::unix::fs::FileExt;
     use std::path::Path;
     use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
-    use std::time::{Duration, Instant};
+    use std::time::Instant;
 
     const CLUSTER: u64 = 64 << 10;
     const CLUSTERS: u64 = 32;
@@ -300,6 +343,19 @@ mod tests {
         let mut list = Segments::with_capacity(1);
         assert!(list.push(Segment { base: memory.as_mut_ptr(), len: memory.len() }));
         list
+    }
+
+    #[test]
+    fn f53_a_job_that_is_told_to_stop_waits_no_longer() {
+        let (answers, told, asked) = (Mutex::new(None), Condvar::new(), AtomicUsize::new(0));
+        let server = Arc::new(Server { answers, told, asked });
+        let image = clone_of(&server);
+        let goes_on = || server.asked.load(SeqCst) == 0;
+        let stopped = image.pull_while(&goes_on, 0, 8 * CLUSTER).unwrap_err();
+        assert_eq!(stopped.kind(), io::ErrorKind::Interrupted);
+        *server.answers.lock().unwrap() = Some(Ok(()));
+        server.told.notify_all();
+        assert_eq!(image.pull(0, 8 * CLUSTER).unwrap().next, 8 * CLUSTER);
     }
 
     #[test]

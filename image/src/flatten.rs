@@ -25,8 +25,16 @@ impl Image {
     /// # Errors
     /// What the host says, `ENOSPC` among it. What was copied before stays, and nothing else has changed.
     pub fn pull(&self, at: u64, most: u64) -> io::Result<Pulled> {
+        self.pull_while(&|| true, at, most)
+    }
+
+    /// As [`Image::pull`]. A server that is away is waited for as long as it `goes_on`, which is asked now and then.
+    ///
+    /// # Errors
+    /// As [`Image::pull`]; `Interrupted` if it does not go on.
+    pub fn pull_while(&self, goes_on: &dyn Fn() -> bool, at: u64, most: u64) -> io::Result<Pulled> {
         let range = ByteRange::new(at, most).ok_or(io::ErrorKind::InvalidInput)?;
-        let fetched = self.fetch_to_pull(range)?;
+        let fetched = self.fetch_to_pull(goes_on, range)?;
         let pulled = self.in_thread(move |work| {
             let (writer, map) = work.writer()?;
             writer.pull(map, range)
@@ -36,14 +44,18 @@ impl Image {
     }
 
     /// What is on no file of this host is waited for here, and not by the image's thread.
-    fn fetch_to_pull(&self, range: ByteRange) -> io::Result<Option<Arc<Ahead>>> {
+    fn fetch_to_pull(
+        &self,
+        goes_on: &dyn Fn() -> bool,
+        range: ByteRange,
+    ) -> io::Result<Option<Arc<Ahead>>> {
         let needs = self.in_thread(move |work| {
             let (_, map) = work.writer()?;
             let Some((_, ahead)) = map.layers.ahead.clone() else { return Ok(None) };
             io::Result::Ok(Some((ahead, needs_to_pull(map, range)?)))
         })??;
         let Some((ahead, ranges)) = needs else { return Ok(None) };
-        ahead.fetch(FOR_A_JOB, &ranges)?;
+        ahead.fetch_while(goes_on, ranges)?;
         Ok(Some(ahead))
     }
 

@@ -210,7 +210,6 @@ impl Engine for Nbd {
                     self.connections.resize_with(self.connections.len().max(at + 1), || None);
                     let depth = self.limits.depth;
                     self.connections[at] = Some(Connection::new(shared, index, number(at), depth));
-                    self.hear_supervisor(at);
                     at
                 }
                 None => known.map_or(0, |(at, _)| at),
@@ -219,6 +218,8 @@ impl Engine for Nbd {
         if let Some(connection) = &mut self.connections[at] {
             connection.users += 1;
         }
+        // Also that its owner has gone before, so that what is asked of it fails.
+        self.hear_supervisor(at);
         Ok(FileId(number(at)))
     }
 

@@ -393,6 +393,57 @@ fn f51_what_cannot_be_a_base_is_refused() {
     assert!(said.contains("its owner says that it is raw"), "{said}");
 }
 
+/// What waits for the server keeps a daemon from ending for as long as with the export itself, also if a job waits, or
+/// more than one for what is fetched for the image's thread.
+#[test]
+fn f53_a_stop_without_the_server_ends_as_that_of_the_export() {
+    const CLUSTER: u64 = 64 << 10;
+    let stop = |case: &str| {
+        let dir = folder();
+        let path = dir.path();
+        base(path);
+        let Some(server) = serve_base(path, "nbdkit") else { return };
+        let name = named(path, "nbdkit");
+        let export = [&name, "--read-only", "--socket", "s", "--queues", "2"];
+        let daemon = match case {
+            "export" => Daemon::serve(path, &export),
+            "process" => serve(path, &name, &["--isolate"]),
+            _ => serve(path, &name, &["--control", "ctl"]),
+        };
+        let mut device = connect(path, 2);
+        let mut queues = device.queues::<u64>().unwrap();
+        let pool = device.pool();
+        queues[1].read(CLUSTER, pool.alloc(512).unwrap(), 0).unwrap();
+        assert!(queues[1].wait(Some(PATIENCE)).unwrap());
+        drop(server);
+        for queue in queues.iter_mut().filter(|_| case != "job") {
+            queue.read(12 * CLUSTER, pool.alloc(512).unwrap(), 0).unwrap();
+            for cluster in (2..6).filter(|_| case != "export") {
+                let buffer = pool.alloc(512).unwrap();
+                queue.write(cluster * CLUSTER + 512, buffer, cluster).unwrap();
+            }
+            queue.wait(Some(Duration::from_millis(300))).unwrap();
+        }
+        if case == "job" || case == "all" {
+            let flatten = ctl(path, &["flatten", "s"]);
+            assert!(flatten.status.success(), "{}", text(&flatten.stderr));
+        }
+        daemon.stop();
+        drop((queues, device));
+        if case != "export" {
+            let _server = serve_base(path, "nbdkit");
+            serve(path, &name, &[]).stop();
+            whole(path);
+        }
+    };
+    std::thread::scope(|scope| {
+        let stop = &stop;
+        for case in ["export", "clone", "process", "job", "all"] {
+            scope.spawn(move || stop(case));
+        }
+    });
+}
+
 /// How random reads of what nobody has written compare with those of the export itself: it only tells, as others use the
 /// machine.
 #[test]

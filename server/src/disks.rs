@@ -46,7 +46,7 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
 use std::thread::ScopedJoinHandle;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// A disk that is ready, and not served yet.
 pub(crate) struct Ready {
@@ -427,6 +427,8 @@ impl Disks {
                 served.end_clone(false);
                 served.leave()
             };
+            // Nobody is served any more: what waits for a server waits no longer.
+            served.export.disk().storage().give_up(false, Duration::ZERO);
             joined.and(left)
         };
         // Beside each other: a server that does not answer takes its time, and so does storage that hangs, also for a

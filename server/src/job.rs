@@ -42,6 +42,11 @@ impl Job {
         lock(&self.facts).state == JobState::Running
     }
 
+    /// True if it was told to stop.
+    pub(crate) fn is_cancelled(&self) -> bool {
+        self.cancelled.load(SeqCst)
+    }
+
     /// Tells it to stop.
     pub(crate) fn cancel(&self) {
         self.cancelled.store(true, SeqCst);
@@ -61,7 +66,7 @@ impl Job {
     /// Waits until `due`; false if it is to stop.
     pub(crate) fn wait(&self, due: Instant) -> bool {
         loop {
-            if self.cancelled.load(SeqCst) {
+            if self.is_cancelled() {
                 return false;
             }
             match due.checked_duration_since(Instant::now()) {

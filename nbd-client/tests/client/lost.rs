@@ -412,6 +412,16 @@ fn f19_an_export_that_is_given_up_sends_nothing_any_more() {
 }
 
 #[test]
+fn f53_who_comes_after_the_end_hears_of_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let server = Server::start(dir.path(), |_| FACTS, |_, conn| conn.serve());
+    let mut rig = Rig::kept(&server.path, Remote::end);
+    assert_eq!(rig.read(0, 512), Err(libc::ENOTCONN));
+    rig.attach();
+    assert_eq!(rig.flush(), -libc::ENOTCONN);
+}
+
+#[test]
 fn f07_another_export_is_not_taken_for_the_same() {
     for other in [Facts { bytes: 1 << 19, ..FACTS }, Facts { flags: FACTS.flags | 2, ..FACTS }] {
         let dir = tempfile::tempdir().unwrap();

@@ -15,7 +15,7 @@ fn flatten(job: &Job, served: &Served, bps: Option<u64>) -> anyhow::Result<Ended
     let disk = served.export.disk();
     let image = disk.image_to_flatten()?;
     let pull = |at, most| {
-        image.pull(at, most).inspect(|_| {
+        image.pull_while(&|| !job.is_cancelled(), at, most).inspect(|_| {
             kill_point!(Pulled);
         })
     };

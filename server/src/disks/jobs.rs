@@ -11,6 +11,7 @@ use ringway_disk::Replaced;
 use ringway_export::ChangeError;
 use ringway_image::{CopyRate, Pulled};
 use ringway_terminal::reasons::in_full;
+use std::io::ErrorKind;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -36,7 +37,12 @@ pub(super) fn copy_all(
         if !job.wait(rate.due()) {
             return Ok(false);
         }
-        rate.next(&mut copy).map_err(|error| stopped(job, error))?;
+        match rate.next(&mut copy) {
+            Err(error) if error.kind() == ErrorKind::Interrupted && job.is_cancelled() => {
+                return Ok(false);
+            }
+            copied => copied.map_err(|error| stopped(job, error))?,
+        };
         job.change(|facts| {
             facts.done_bytes = rate.done;
             facts.total_bytes = size();
