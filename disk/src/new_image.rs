@@ -2,7 +2,6 @@
 
 use crate::open::ForeignFormat;
 use ringway_image::{Format, Header, Refused};
-use ringway_nbd_client::Target;
 use std::fs::{File, OpenOptions, Permissions};
 use std::io::{self, Seek, SeekFrom};
 use std::os::unix::fs::{FileTypeExt, OpenOptionsExt, PermissionsExt};
@@ -104,13 +103,6 @@ impl Backing {
             }
         };
         Ok(Self { path: path.into(), format, virtual_size, is_elsewhere: false })
-    }
-
-    /// An export of so many bytes.
-    #[must_use]
-    pub fn of_export(target: &Target, bytes: u64) -> Self {
-        let (path, format) = (target.uri().into(), Format::Raw);
-        Self { path, format, virtual_size: bytes, is_elsewhere: true }
     }
 
     /// Its name in an image of `folder`, which has no links: relative to that if its owner names it so.

@@ -144,7 +144,7 @@ impl Host {
     /// What the helper says, or the host to a thread.
     pub(crate) fn connect(&self, spec: &DiskSpec) -> anyhow::Result<Option<Connecting>> {
         let mut options = match &spec.base_export {
-            Some(base) => self.local.base_options(base),
+            Some(base) => self.base_options(base),
             None => self.local.options(spec),
         };
         let Source::Nbd(_) = options.source else { return Ok(None) };
@@ -182,7 +182,7 @@ impl Host {
             }
         };
         if spec.base_export.is_some() {
-            remote::warn_of_away(&disk);
+            Self::warn_of_away(&disk);
             return self.open_on(Some(disk), spec);
         }
         self.make_ours(&mut disk)?;

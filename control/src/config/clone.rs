@@ -2,34 +2,9 @@
 
 use super::DiskArgs;
 use super::disk::Format;
-use super::source::{is_unreal, source};
-use ringway_disk::Source;
+use super::source::{base_source, is_unreal};
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
-
-/// What a base is: a file, or an export of an NBD server. Its owner may have said that it `is_qcow2`.
-///
-/// # Errors
-/// That it cannot be a base, and why.
-pub fn base_source(base: &Path, is_qcow2: bool) -> Result<Source, String> {
-    let found = source(base)?;
-    let why = match &found {
-        Source::Path(_) => return Ok(found),
-        Source::Nbd(_) if !is_qcow2 => return Ok(found),
-        Source::Nbd(_) => {
-            "is an export, which is raw: leave base-format out, and have its server understand qcow2 \
-             (`qemu-nbd -f qcow2`, `ringway nbd --format qcow2`)"
-        }
-        Source::Rbd { .. } => {
-            "is an image of a Ceph cluster, which cannot be a base: each of its disks has a process of its own. \
-             Serve it to NBD clients (`ringway nbd`), and name that export as the base"
-        }
-        Source::Null { .. } | Source::Sim { .. } => {
-            "is no file: the base of a clone is one, or an export of an NBD server"
-        }
-    };
-    Err(format!("{} {why}", base.display()))
-}
 
 impl DiskArgs {
     /// Takes the image that was named: with `overlay` that may be the base.

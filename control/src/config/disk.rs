@@ -10,7 +10,6 @@ use crate::size::Size;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, ValueEnum};
 use ringway_disk::{CacheMode, EngineKind, ErrorPolicy, OnError, SchedulerMode, Source};
-use ringway_nbd_client::Target;
 use serde::de::{Deserializer, Error};
 use serde::{Deserialize, Serialize, Serializer};
 use std::fmt::Display;
@@ -426,8 +425,8 @@ pub struct DiskSpec {
     pub base: Option<(PathBuf, Option<Format>)>,
     /// The socket that this clone is named after, of which the name has the last part alone.
     pub named_after: Option<PathBuf>,
-    /// The export that this is, if it is one.
-    pub base_export: Option<Target>,
+    /// That base, if it is an export of a server.
+    pub base_export: Option<Source>,
     /// What it is based on goes through the page cache in any case.
     pub cache_base: bool,
     /// A qcow2 image that was not closed is refused.
@@ -443,11 +442,6 @@ pub struct DiskSpec {
 }
 
 impl DiskSpec {
-    /// The export that holds its data, or what it is based on.
-    pub fn export(&self) -> Option<&Target> {
-        self.source.export().or(self.base_export.as_ref())
-    }
-
     /// What a message about it begins with: `disks.toml, line 3: `, or nothing.
     pub fn lead(&self) -> String {
         if self.origin.is_empty() { String::new() } else { format!("{}: ", self.origin) }

@@ -26,7 +26,6 @@ mod xen_args;
 
 pub use ceph::CephArgs;
 pub use claim::{Claim, FileIdentity, Location};
-pub use clone::base_source;
 pub use cpus::CpuList;
 pub use disk::{
     Choice, DiskArgs, DiskSpec, Format, Place, Repair, XenDevice, cache_modes, engines, paths,
@@ -40,7 +39,7 @@ pub(crate) use nearest::with_hint;
 pub use origins::Origins;
 pub use plan::{DaemonArgs, EachDisk, Plan, Sandbox, check_limit_group, cpus};
 pub use sockets::{SocketMode, SocketRule};
-pub use source::{is_unreal, source};
+pub use source::{base_source, is_unreal, source};
 pub use xen::{Attached, XenPlan};
 pub use xen_args::{XenArgs, XenData};
 

@@ -1,11 +1,18 @@
 //! Disks of NBD servers: how these are reached.
 
-use super::DiskArgs;
 use super::seconds::seconds;
 use super::source::{is_unreal, source};
+use super::{DiskArgs, DiskSpec};
 use ringway_disk::Source;
 use ringway_nbd_client::{Connections, Target};
 use std::path::Path;
+
+impl DiskSpec {
+    /// The export that holds its data, or what it is based on.
+    pub fn export(&self) -> Option<&Target> {
+        self.source.export().or_else(|| self.base_export.as_ref()?.export())
+    }
+}
 
 impl DiskArgs {
     /// What the image's word names, and the export that it is based on, if it is.
@@ -16,7 +23,7 @@ impl DiskArgs {
         &self,
         image: &Path,
         queues: u16,
-    ) -> Result<(Source, Option<Target>), String> {
+    ) -> Result<(Source, Option<Source>), String> {
         let its = self.source_with_access(image)?;
         let Some(base) = self.base.as_deref().filter(|base| is_unreal(base)) else {
             return Ok((self.of_server(its, image, queues)?, None));
@@ -27,7 +34,7 @@ impl DiskArgs {
         // One for what is written in part, beside those of workers.
         let Connections { most, asked } = target.connections();
         let most = if asked { most.max(2) } else { most + 1 };
-        Ok((its, Some(target.with_connections(Connections { most, asked }))))
+        Ok((its, Some(Source::Nbd(target.with_connections(Connections { most, asked })))))
     }
 
     /// The same disk, reached as was said, or for `queues` queues as seems best.

@@ -5,11 +5,14 @@ use super::serial::serial_bytes;
 use super::{OpenError, OpenOptions};
 use crate::choices::{Alignment, CacheMode, EngineKind};
 use crate::disk::Disk;
+use crate::new_image::Backing;
 use crate::parts::Parts;
 use crate::storage::Export;
 use ringway_core::{Geometry, SECTOR_BYTES};
-use ringway_nbd_client::{Remote, Target, connect};
+use ringway_image::Format;
+use ringway_nbd_client::{Remote, Target, TargetError, connect};
 use ringway_nbd_words::offers;
+use std::path::Path;
 use std::sync::Arc;
 
 /// The largest block that is told to guests as that of the disk itself.
@@ -70,6 +73,32 @@ pub(super) fn open(target: &Target, options: &OpenOptions) -> Result<Disk, OpenE
         image: None,
         storage,
     }))
+}
+
+/// An export, as what images are based on.
+pub(super) fn backing(name: &Path, bytes: u64) -> Result<Backing, OpenError> {
+    Ok(Backing::of_export(&base(name)?, bytes))
+}
+
+/// What tells whether the header of an image means this export.
+pub(super) fn is_called(name: &Path) -> Result<impl Fn(&Path) -> bool + use<>, OpenError> {
+    let target = base(name)?;
+    Ok(move |name: &Path| name.to_str().is_some_and(|name| target.is_called(name)))
+}
+
+fn base(name: &Path) -> Result<Target, OpenError> {
+    let target = name.display().to_string();
+    let parsed = target.parse().map_err(|error: TargetError| error.to_string());
+    parsed.map_err(|why| OpenError::Remote { target, why })
+}
+
+impl Backing {
+    /// An export of so many bytes.
+    #[must_use]
+    pub fn of_export(target: &Target, bytes: u64) -> Self {
+        let (path, format) = (target.uri().into(), Format::Raw);
+        Self { path, format, virtual_size: bytes, is_elsewhere: true }
+    }
 }
 
 /// Refuses what only files have.

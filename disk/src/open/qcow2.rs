@@ -7,7 +7,7 @@ use super::engine::{check_block_size, check_engine, choose_engine};
 use super::fence::{self, Fenced};
 use super::file::open_file;
 use super::serial::{place, serial_bytes};
-use super::{Base, OpenError, OpenOptions, Qcow2, probe};
+use super::{Base, OpenError, OpenOptions, Qcow2, nbd, probe};
 use crate::choices::{Alignment, CacheMode, EngineKind};
 use crate::disk::Disk;
 use crate::new_image::Backing;
@@ -19,7 +19,6 @@ use ringway_image::{
     Chain, CheckOptions, Elsewhere, Format, Header, Layer, LayerFormat, Refused, Shape, Top, Use,
     printable,
 };
-use ringway_nbd_client::{Target, TargetError};
 use ringway_scheduler::SchedulerMode;
 use std::fs::File;
 use std::io::{self, Seek, SeekFrom};
@@ -207,13 +206,6 @@ fn refused(path: &Path, what: &str, hint: &'static str) -> OpenError {
     OpenError::NotQcow2 { path: path.into(), what: what.to_owned(), hint }
 }
 
-/// The export that an image is based on.
-fn target_of(name: &Path) -> Result<Target, OpenError> {
-    let target = name.display().to_string();
-    let parsed = target.parse().map_err(|error: TargetError| error.to_string());
-    parsed.map_err(|why| OpenError::Remote { target, why })
-}
-
 /// What the files of an image take, together with an export that it is based on: the strictest of both, within what the
 /// guest and the clusters of the image are.
 fn with_base(
@@ -261,7 +253,7 @@ fn clone_of(
     }
     let fail = |source| OpenError::Base { base: base.clone(), source };
     let backing = match export {
-        Some(export) => Backing::of_export(&target_of(base)?, export.bytes),
+        Some(export) => nbd::backing(base, export.bytes)?,
         None => Backing::inspect(base, *format).map_err(fail)?,
     };
     let host = |source| OpenError::Host { path: path.into(), what: "look at it", source };
@@ -296,8 +288,7 @@ fn open_chain(
     Ok(match base {
         Some(Backing { is_elsewhere: true, virtual_size: bytes, .. }) => {
             let name = said.map_or(Path::new(""), |base| &base.path);
-            let target = target_of(name)?;
-            let is_called = |name: &Path| name.to_str().is_some_and(|name| target.is_called(name));
+            let is_called = nbd::is_called(name)?;
             let base = Elsewhere { is_called: &is_called, name, bytes: *bytes };
             Chain::open_on(top, root, &base, &mut lock)?
         }

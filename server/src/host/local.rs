@@ -9,7 +9,6 @@ use ringway_disk::{
 };
 use ringway_export::engines_to_choose;
 use ringway_image::Format;
-use ringway_nbd_client::Target;
 use ringway_vhost_user::{Access, bind};
 use rustix::fs::{
     AtFlags, CWD, Mode, OFlags, XattrFlags, fgetxattr, fsetxattr, fstat, openat, statat, unlinkat,
@@ -78,13 +77,6 @@ impl Local {
                 }),
             }),
         }
-    }
-
-    /// How an export is to be opened that a disk of a plan is based on.
-    pub(super) fn base_options(&self, target: &Target) -> OpenOptions {
-        let mut options = OpenOptions::new(Source::Nbd(target.to_be_read()));
-        (options.read_only, options.engines) = (true, self.engines(None));
-        options
     }
 
     /// Those to choose from; one that is asked for is left to its workers to try.

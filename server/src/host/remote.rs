@@ -4,7 +4,7 @@ use super::Host;
 use anyhow::{Context, anyhow};
 use ringway_control::config::DiskSpec;
 use ringway_disk::open::ClusterDisk;
-use ringway_disk::{Disk, Source};
+use ringway_disk::{Disk, OpenOptions, Source};
 use ringway_nbd_client::{Connections, Remote, Target, Timeouts};
 use ringway_terminal::reasons::in_full;
 use std::io::{self, ErrorKind};
@@ -36,7 +36,7 @@ impl Host {
     pub(crate) fn supervise(&self, disk: &Arc<Disk>, spec: &DiskSpec) -> anyhow::Result<()> {
         let (remote, mut options) = match (disk.remote(), disk.remote_base(), &spec.base_export) {
             (Some(remote), ..) => (remote, self.local.options(spec)),
-            (None, Some(base), Some(target)) => (base, self.local.base_options(target)),
+            (None, Some(base), Some(source)) => (base, self.base_options(source)),
             _ => return Ok(()),
         };
         let helper = self.helper.clone();
@@ -71,6 +71,27 @@ impl Host {
         remote.supervise(Box::new(again), timeouts).context("cannot look after its connection")
     }
 
+    /// How an export is to be opened that a disk of a plan is based on.
+    pub(super) fn base_options(&self, source: &Source) -> OpenOptions {
+        let source = match source {
+            Source::Nbd(target) => Source::Nbd(target.to_be_read()),
+            other => other.clone(),
+        };
+        let engines = self.local.engines(None);
+        OpenOptions { read_only: true, engines, ..OpenOptions::new(source) }
+    }
+
+    /// Tells if the server of an export is away.
+    pub(super) fn warn_of_away(disk: &Disk) {
+        if let Some(why) = disk.remote().and_then(|remote| remote.was_away()) {
+            tracing::warn!(
+                disk = disk.name(),
+                "its NBD server is away: {why}. The disk is served as its server offered it before, and requests \
+                 wait until that is back"
+            );
+        }
+    }
+
     /// Has what earlier daemons had answered made durable, before anything else is asked of a server: one that is
     /// started anew later has not lost it then. At a start of the daemon one that does not answer is taken for away.
     ///
@@ -78,7 +99,7 @@ impl Host {
     /// That the server does not answer in time, or does not keep to the protocol.
     pub(super) fn flush_first(&self, disk: &Disk, spec: &DiskSpec) -> anyhow::Result<()> {
         let Some(remote) = disk.remote().filter(|remote| remote.was_away().is_none()) else {
-            warn_of_away(disk);
+            Self::warn_of_away(disk);
             return Ok(());
         };
         let (mut limit, starts) = (first_flush_limit(spec), !self.confined.load(SeqCst));
@@ -97,19 +118,8 @@ impl Host {
             }
             Err(error) => return Err(not_flushed(disk, &error)),
         }
-        warn_of_away(disk);
+        Self::warn_of_away(disk);
         Ok(())
-    }
-}
-
-/// Tells if the server of an export is away.
-pub(super) fn warn_of_away(disk: &Disk) {
-    if let Some(why) = disk.remote().and_then(|remote| remote.was_away()) {
-        tracing::warn!(
-            disk = disk.name(),
-            "its NBD server is away: {why}. The disk is served as its server offered it before, and requests \
-             wait until that is back"
-        );
     }
 }
 
