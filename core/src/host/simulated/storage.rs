@@ -113,6 +113,14 @@ impl File {
         Self { stored, seen: AtomicU64::new(seen) }
     }
 
+    /// Another handle of it, which hears of failed syncs by itself.
+    ///
+    /// # Errors
+    /// None here.
+    pub fn try_clone(&self) -> io::Result<Self> {
+        Ok(Self::new(self.stored.clone(), self.seen.load(Relaxed)))
+    }
+
     /// What becomes of a call. Only those of threads of the world fail.
     fn fate(&self, inner: &mut Inner, kind: Kind, at: usize, len: usize) -> Fate {
         if here().is_none() {
