@@ -54,14 +54,17 @@ fn c51_requests_that_wait_for_a_limit_go_with_their_connection() {
     for cookie in 0..3 {
         client.ask(c::WRITE, 0, cookie, (0, 65536), &[2; 65536]);
     }
+    until("they wait", || rig.export().disk().is_at_limit());
+    // A limit may let one of them through before it is known to be used up.
+    let passed = store.asked(2);
     drop(client);
     nobody_is_connected(&rig);
-    // A limit that goes before its worker has noticed lets one of them through.
     until("its queue is back", || rig.export().is_clear());
     rig.export().set_limits(Vec::new());
     let mut next = Client::new(rig.connect(), SIMPLE);
     assert_eq!(next.call(c::WRITE, 0, (0, 512), &[3; 512]).error, 0);
-    assert_eq!((store.byte(0), store.byte(512), store.asked(2)), (3, 1, 0));
+    assert_eq!((store.byte(0), store.asked(2)), (3, passed));
+    assert!(passed < 3, "none has waited");
 }
 
 #[test]
