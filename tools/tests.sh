@@ -9,8 +9,8 @@
 # A program that has not ended after 20 minutes is killed, and has failed: its log names the test that hangs.
 #
 # LIST is as tools/tests.txt. Programs run two at a time, then those one by one that LIST wants alone. One that LIST says
-# waits has twice as many tests at a time as there are CPUs. A line of LIST that names nothing is an error: whoever
-# renames a test takes its line along.
+# waits begins first, and has twice as many tests at a time as there are CPUs. A line of LIST that names nothing is an
+# error: whoever renames a test takes its line along.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 die() { printf 'error: %s\n' "$*" >&2; exit 1; }
@@ -82,20 +82,20 @@ finish() { # finish COUNT
 
 count() { "$1" --list --format terse "${@:2}" 2>/dev/null | grep -c ': test$' || true; }
 
-# Sets `verdict` to what the list says of a program: alone, full or nothing; `threads` to the number of its tests that
-# run at a time; and `skipped` to the arguments that leave out its tests that only ./test full runs.
+# Sets `verdict` to what the list says of a program: alone, full, waits or any; `threads` to the number of its tests
+# that run at a time; and `skipped` to the arguments that leave out its tests that only ./test full runs.
 judge() { # judge NAME PROGRAM
     local at test
-    verdict='' skipped=() threads=$(nproc)
+    verdict=any skipped=() threads=$(nproc)
     for at in "${!patterns[@]}"; do
         # shellcheck disable=SC2053 # a pattern
         [[ $1 == ${patterns[at]%%::*} ]] || continue
         if [ "${patterns[at]}" = "${patterns[at]%%::*}" ]; then
             used[at]=yes
             if [ "${words[at]}" = alone ]; then
-                verdict=${verdict:-alone}
+                [ "$verdict" = full ] || verdict=alone
             elif [ "${words[at]}" = waits ]; then
-                threads=$((2 * $(nproc)))
+                verdict=waits threads=$((2 * $(nproc)))
             elif [ -n "$left" ]; then
                 verdict=full
                 printf '%s: %d tests, %s\n' "$1" "$(count "$2")" "${reasons[at]}" >>"$left"
@@ -125,7 +125,7 @@ start_next() { # start_next NUMBER MOST
 }
 
 run() { # run PROGRAMS LIST LOG [LEFT]
-    local package folder program library name at verdict skipped threads
+    local package folder program library name at verdict skipped threads most=2
     log=$3 left=${4:-}
     read_list "$2"
     : >"$log"
@@ -141,11 +141,11 @@ run() { # run PROGRAMS LIST LOG [LEFT]
     done
     all_logs=$(mktemp -d)
     trap 'rm -rf "$all_logs"' EXIT
-    for at in "${!names[@]}"; do
-        [ -n "${verdicts[at]}" ] || start_next "$at" 2
-    done
-    for at in "${!names[@]}"; do
-        [ "${verdicts[at]}" != alone ] || start_next "$at" 1
+    for verdict in waits any alone; do
+        [ "$verdict" != alone ] || most=1
+        for at in "${!names[@]}"; do
+            [ "${verdicts[at]}" != "$verdict" ] || start_next "$at" "$most"
+        done
     done
     finish 1
     [ "$failed" -eq 0 ] || die "$failed programs failed"
