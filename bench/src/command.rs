@@ -85,9 +85,8 @@ fn measure_and_tell(
         .check(targets.iter().filter_map(|target| target.source()))
         .map_err(Error::msg)?;
     let bar = Bar::new(&load, rounds, targets.len(), log);
-    // At most as many rounds are dropped as were asked for: on a host that is always busy it ends, too.
-    let (mut spare, mut round) = (if rounds > 1 { rounds } else { 0 }, 0);
-    while round < usize::from(rounds) {
+    let dropped = in_turn(rounds, |round| {
+        all.iter_mut().for_each(|measured| measured.rounds.truncate(round));
         // There and back, so that a drift favours nobody.
         let mut order: Vec<usize> = (0..targets.len()).collect();
         if round % 2 == 1 {
@@ -106,21 +105,17 @@ fn measure_and_tell(
             all[at].facts = facts;
             all[at].rounds.push(outcome);
         }
-        let last = all.iter().filter_map(|measured| measured.rounds.get(round));
-        let is_disturbed = last.clone().any(|outcome| outcome.host.disturbance() > DISTURBED);
-        if is_disturbed && spare > 0 && signal.load(Relaxed) == 0 {
-            spare -= 1;
-            all.iter_mut().for_each(|measured| measured.rounds.truncate(round));
-        } else {
-            round += 1;
+        if signal.load(Relaxed) != 0 {
+            return Ok(0.0);
         }
-    }
+        let last = all.iter().filter_map(|measured| measured.rounds.get(round));
+        Ok(last.map(|outcome| outcome.host.disturbance()).fold(0.0, f64::max))
+    })?;
     bar.end();
     if all.iter().flat_map(|measured| &measured.rounds).any(|round| round.done() == 0) {
         // A signal came first: there is nothing to say.
         return Ok(());
     }
-    let dropped = if rounds > 1 { rounds - spare } else { 0 };
     if dropped > 0 {
         tracing::warn!(
             "{dropped} rounds were dropped, and measured again: others had more than {DISTURBED} % of the CPUs"
@@ -140,6 +135,22 @@ fn measure_and_tell(
         }
     }
     Ok(())
+}
+
+/// Has each of `rounds` measured, and a disturbed one again in its place: `measure` returns the disturbance. How many were
+/// dropped: none where there is one round only, and at most as many as were asked for, so that it ends on a host that is
+/// always busy.
+fn in_turn(rounds: u16, mut measure: impl FnMut(usize) -> Result<f64>) -> Result<u16> {
+    let spare = if rounds > 1 { rounds } else { 0 };
+    let (mut round, mut dropped) = (0, 0);
+    while round < usize::from(rounds) {
+        if measure(round)? > DISTURBED && dropped < spare {
+            dropped += 1;
+        } else {
+            round += 1;
+        }
+    }
+    Ok(dropped)
 }
 
 /// Opens a target, measures it, closes it.
@@ -206,5 +217,32 @@ impl Bar {
 
     fn end(&self) {
         self.bar.finish_and_clear();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_disturbed_round_is_dropped_and_measured_again() {
+        // The disturbance of each measurement, which of the rounds they are, and how many were dropped.
+        for (rounds, disturbances, measured, dropped) in [
+            (3, &[0.0, 5.0, 4.9][..], &[0, 1, 2][..], 0),
+            (3, &[0.0, 5.1, 90.0, 1.0, 0.0], &[0, 1, 1, 1, 2], 2),
+            (2, &[9.0, 0.0, 9.0, 0.0], &[0, 0, 1, 1], 2),
+            // A host that is always busy.
+            (2, &[50.0; 4], &[0, 0, 0, 1], 2),
+            (1, &[50.0], &[0], 0),
+        ] {
+            let (mut asked, mut left) = (Vec::new(), disturbances.iter());
+            let found = in_turn(rounds, |round| {
+                asked.push(round);
+                Ok(*left.next().expect("no more rounds than these"))
+            });
+            assert_eq!((&asked[..], found.unwrap()), (measured, dropped), "{disturbances:?}");
+            assert_eq!(left.next(), None);
+        }
+        assert!(in_turn(3, |_| bail!("a target that is gone")).is_err());
     }
 }

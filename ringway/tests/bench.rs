@@ -8,6 +8,7 @@ use serde_json::Value;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::process::{Output, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 /// `ringway bench ARGS`, run in `dir`.
@@ -420,6 +421,33 @@ fn two_targets_are_measured_in_turn_and_drawn() {
     assert_eq!(found["targets"][1]["rounds"].as_array().unwrap().len(), 3);
     found["targets"][0]["rounds"].as_array().unwrap().iter().for_each(consistent);
     assert!(found["medians"]["iops"]["ratio"].as_f64().unwrap() > 0.0);
+}
+
+/// Every round is disturbed here: as many as were asked for are dropped, and the last ones are taken all the same.
+#[test]
+fn disturbed_rounds_are_dropped_and_said() {
+    let dir = folder();
+    let stop = AtomicBool::new(false);
+    let args = ["null:1G", "--vs", "null:2G", "--rounds", "2", "--runtime", "300ms", "--json"];
+    let output = std::thread::scope(|scope| {
+        for _ in 0..std::thread::available_parallelism().unwrap().get() {
+            scope.spawn(|| {
+                while !stop.load(Relaxed) {
+                    std::hint::spin_loop();
+                }
+            });
+        }
+        let output = bench(dir.path(), &args);
+        stop.store(true, Relaxed);
+        output
+    });
+    let said = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(0), "{said}");
+    assert!(said.contains("2 rounds were dropped, and measured again"), "{said}");
+    let found: Value = serde_json::from_slice(&output.stdout).unwrap();
+    for target in found["targets"].as_array().unwrap() {
+        assert_eq!(target["rounds"].as_array().unwrap().len(), 2);
+    }
 }
 
 #[test]
