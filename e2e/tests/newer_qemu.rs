@@ -246,3 +246,115 @@ fn nbd_tools_of_a_newer_debian_copy_both_ways() -> Result<()> {
         Ok(())
     })
 }
+
+/// What its servers serve is copied both ways, and served to guests: exports of qemu-nbd, disks of
+/// qemu-storage-daemon.
+#[test]
+fn servers_of_newer_qemus_are_read_and_written() -> Result<()> {
+    with(NewerQemu::Stable, servers_are_used)?;
+    with(NewerQemu::Backports, servers_are_used)
+}
+
+fn servers_are_used(programs: &Path) -> Result<()> {
+    let bench = Bench::new()?;
+    let source = source(&bench, 256 << 20)?;
+    let ringway = ringway_program()?;
+    let path = |name: &str| bench.dir.path().join(name);
+    let image = bench.image.to_str().context("a name")?;
+    let back = path("back.img");
+    let same = |from: &str| -> Result<()> {
+        run(&ringway, &["copy", "--verify", from, back.to_str().context("a name")?])?;
+        ensure!(std::fs::read(&source)? == std::fs::read(&back)?, "what was copied from {from}");
+        Ok(std::fs::remove_file(&back)?)
+    };
+    let io = |at: &str, byte: u8| {
+        let write = format!("write -P {byte} 1M 192k");
+        let verify = format!("verify -P {byte} 1M 192k");
+        run(&ringway, &["io", at, "-c", &write, "-c", "flush", "-c", &verify]).map(drop)
+    };
+    {
+        let socket = path("qemu-nbd.sock");
+        let mut server = Command::new(programs.join("qemu-nbd"));
+        server.args(["-f", "raw", "-t", "-e", "8", "-k"]).arg(&socket).arg(image);
+        let _server = start(&mut server, &socket)?;
+        let export = format!("nbd:unix:{}", socket.display());
+        run(&ringway, &["copy", "--force", &source, &export])?;
+        same(&export)?;
+        // In front of a guest.
+        let daemon = Daemon::serve(&Serve::new(&export, bench.socket()))?;
+        io(&format!("vhost-user:{}", bench.socket().display()), 90)?;
+        daemon.stop()?;
+    }
+    ensure!(std::fs::read(image)?[1 << 20..][..192 << 10] == vec![90; 192 << 10], "qemu-nbd");
+    let socket = path("storage.sock");
+    let mut server = Command::new(programs.join("qemu-storage-daemon"));
+    server.arg("--blockdev").arg(format!("driver=file,filename={image},node-name=f"));
+    server.args(["--object", "iothread,id=t", "--export"]).arg(format!(
+        "type=vhost-user-blk,id=e,node-name=f,addr.type=unix,addr.path={},writable=on,num-queues=2,iothread=t",
+        socket.display()
+    ));
+    let _server = start(&mut server, &socket)?;
+    let disk = format!("vhost-user:{}", socket.display());
+    io(&disk, 91)?;
+    run(&ringway, &["copy", "--force", &source, &disk])?;
+    same(&disk)?;
+    let load = ["--rw", "randrw", "--verify", "--io-size", "4M", "--allow-write", "--jobs", "2"];
+    run(&ringway, &[&["bench", &disk][..], &load].concat()).map(drop)
+}
+
+/// Each is a judge of what the other one makes.
+#[test]
+fn images_of_newer_qemus_and_ours_are_the_same_to_both() -> Result<()> {
+    with(NewerQemu::Stable, images_are_the_same)?;
+    with(NewerQemu::Backports, images_are_the_same)
+}
+
+fn images_are_the_same(programs: &Path) -> Result<()> {
+    let bench = Bench::new()?;
+    let dir = bench.dir.path();
+    let source = source(&bench, 64 << 20)?;
+    let name = |name: &str| dir.join(name).to_str().map(str::to_owned).context("a name");
+    let (qemu_img, qemu_io) = (programs.join("qemu-img"), programs.join("qemu-io"));
+    let ringway = ringway_program()?;
+    let (made, clone) = (name("made.qcow2")?, name("clone.qcow2")?);
+    let whole = |image: &str, content: &str, format: &str| -> Result<()> {
+        run(&qemu_img, &["check", "-f", "qcow2", image])?;
+        run(&ringway, &["check", image])?;
+        run(&qemu_img, &["compare", "-f", "qcow2", "-F", format, image, content])?;
+        let flat = name("flat.img")?;
+        run(&ringway, &["copy", "-f", "qcow2", image, &flat])?;
+        run(&qemu_img, &["compare", "-f", "raw", "-F", format, &flat, content])?;
+        Ok(std::fs::remove_file(flat)?)
+    };
+    for compress in ["none", "zlib", "zstd"] {
+        let compressed = format!("--compress={compress}");
+        let compressed: &[&str] = if compress == "none" { &[] } else { &[&compressed] };
+        // Ours.
+        run(&ringway, &[&["copy", &source, &made][..], compressed].concat())?;
+        whole(&made, &source, "raw")?;
+        run(&ringway, &["create", &clone, "--backing", &made])?;
+        // Both write to it, and to a part of a cluster.
+        run(&ringway, &["io", "-f", "qcow2", &clone, "-c", "write -P 7 100k 300k"])?;
+        run(&qemu_io, &["-f", "qcow2", "-c", "write -P 8 5M 70k", "-c", "write -z 6M 1M", &clone])?;
+        let verify =
+            ["-c", "verify -P 8 5M 70k", "-c", "verify -P 0 6M 1M", "-c", "verify -P 7 100k 300k"];
+        run(&ringway, &[&["io", "-f", "qcow2", "--read-only", &clone][..], &verify].concat())?;
+        let both = name("both.img")?;
+        run(&qemu_img, &["convert", "-f", "qcow2", "-O", "raw", &clone, &both])?;
+        whole(&clone, &both, "raw")?;
+        for file in [&made, &clone, &both] {
+            std::fs::remove_file(file)?;
+        }
+        // Theirs, by default and with other clusters and counts.
+        let kind =
+            format!("compression_type={}", if compress == "none" { "zlib" } else { compress });
+        let compressed: &[&str] = if compress == "none" { &[] } else { &["-c"] };
+        for options in [kind.clone(), format!("{kind},cluster_size=4k,refcount_bits=1")] {
+            let convert = ["convert", "-f", "raw", "-O", "qcow2", "-o", &options, &source, &made];
+            run(&qemu_img, &[&convert[..1], compressed, &convert[1..]].concat())?;
+            whole(&made, &source, "raw")?;
+            std::fs::remove_file(&made)?;
+        }
+    }
+    Ok(())
+}
