@@ -147,7 +147,15 @@ fn no_permission_for_the_image() {
         command = without_rights(dir.path(), 0o000);
     }
     command.args(["serve", "disk.img", "--socket", "s"]);
-    let what = ["disk.img", "no permission", "reading and writing", "--read-only"];
+    // Whoever is root may lack a right all the same.
+    let what = [
+        "disk.img",
+        "no permission",
+        "reading and writing",
+        "--read-only",
+        "cgroup",
+        "DeviceAllow=",
+    ];
     refused(dir.path(), command, FAILED, &what);
     std::fs::set_permissions(dir.path(), PermissionsExt::from_mode(0o755)).unwrap();
 }

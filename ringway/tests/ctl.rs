@@ -586,23 +586,27 @@ fn names_that_are_no_text_spoil_no_answer_and_no_command() {
 fn a_disk_is_known_by_the_name_of_its_image_or_socket_and_by_its_serial_number() {
     for isolate in [false, true] {
         let dir = folder();
-        for name in ["one", "two"] {
+        for (name, image) in [("one", "vm1.img"), ("two", "vm1.img"), ("three", "vm3.img")] {
             std::fs::create_dir(dir.path().join(name)).unwrap();
-            std::fs::write(dir.path().join(name).join("vm1.img"), vec![0; 1 << 20]).unwrap();
+            std::fs::write(dir.path().join(name).join(image), vec![0; 1 << 20]).unwrap();
         }
-        let disk = |folder: &str, socket: &str, serial: &str| {
-            let image = format!("[[disk]]\nimage = '{folder}/vm1.img'\nformat = 'raw'\n");
+        let disk = |image: &str, socket: &str, serial: &str| {
+            let folder = image.split('/').next().unwrap();
+            let image = format!("[[disk]]\nimage = '{image}'\nformat = 'raw'\n");
             format!(
                 "{image}socket = '{folder}/{socket}'\nserial = '{serial}'\nisolate = {isolate}\n"
             )
         };
-        let file =
-            ["control = 'ctl'\n", &disk("one", "a.sock", "ROOT"), &disk("two", "b.sock", "1")];
+        let one = disk("one/vm1.img", "a.sock", "ROOT");
+        let (two, three) =
+            (disk("two/vm1.img", "b.sock", "1"), disk("three/vm3.img", "c.sock", "2"));
+        let file = ["control = 'ctl'\n", &one, &two, &three];
         std::fs::write(dir.path().join("c.toml"), file.concat()).unwrap();
         let daemon = Daemon::serve(dir.path(), &["--config", "c.toml"]);
         for (word, id) in [
             ("a.sock", 0),
             ("b.sock", 1),
+            ("vm3.img", 2),
             ("ROOT", 0),
             ("1", 1),
             ("one/vm1.img", 0),

@@ -27,6 +27,7 @@ fn letters_mean_what_they_do_in_qemu_img() {
     says(dir, &["copy", "-f", "disk.img", "e"], 2, &["invalid value 'disk.img'", "raw, qcow2"]);
     says(dir, &["copy", "-c", "zstd", "disk.img", "f"], 2, &["write --compress=zstd"]);
     says(dir, &["info", "-f", "qcow2", "c"], 0, &["qcow2"]);
+    says(dir, &["create", "--help"], 0, &["--backing base.qcow2", "a clone, in a moment"]);
     assert_eq!(names(dir), ["base", "c", "d", "disk.img", "e", "g", "vm"]);
 }
 
@@ -312,6 +313,25 @@ fn whoever_waits_for_an_image_in_use_is_told_so_and_a_full_disk_is_named() {
         let output = run(limited);
         assert_eq!(output.status.code(), Some(1), "{}", text(&output.stderr));
         assert!(text(&output.stderr).contains(to), "{}", text(&output.stderr));
+    }
+}
+
+/// Whoever follows one of them after the other meets one folder, which systemd makes, too.
+#[test]
+fn the_sockets_of_readme_and_manuals_are_in_one_folder() {
+    for (name, text) in [
+        ("README.md", include_str!("../../README.md")),
+        ("manual.md", include_str!("../../docs/manual.md")),
+        ("operating.md", include_str!("../../docs/operating.md")),
+    ] {
+        let ends = |c: char| !c.is_alphanumeric() && !"/._-".contains(c);
+        let sockets =
+            text.split(ends).filter(|word| word.starts_with('/') && word.ends_with(".sock"));
+        let sockets: Vec<_> = sockets.collect();
+        assert!(!sockets.is_empty(), "{name}");
+        for socket in sockets {
+            assert!(socket.starts_with("/run/ringway/"), "{name}: {socket}");
+        }
     }
 }
 

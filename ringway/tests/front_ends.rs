@@ -4,10 +4,13 @@
 use crate::common::{Daemon, PATIENCE, folder, read, ringway, run, says, text, threads};
 use ringway_driver::Options;
 use ringway_testkit::raw::{
-    DATA, Desc, F_PROTOCOL, F_VERSION_1, RawClient, RawGuest, halves, request, words,
+    DATA, Desc, F_PROTOCOL, F_VERSION_1, RawClient, RawGuest, halves, inflight_payload, request,
+    words,
 };
+use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags, recv, send};
+use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -170,7 +173,6 @@ fn e24_front_ends_that_connect_at_once_are_all_served_by_few_threads() {
 /// the queue.
 fn without_memory(socket: &Path, enable: bool) -> RawClient {
     use rustix::event::{EventfdFlags, eventfd};
-    use std::os::fd::AsFd;
     let client = RawClient::new(UnixStream::connect(socket).unwrap());
     client.send(request::SET_OWNER, 0, &[], &[]).unwrap();
     // MQ, REPLY_ACK, CONFIGURE_MEM_SLOTS.
@@ -260,6 +262,35 @@ fn e44_a_front_end_that_comes_back_all_the_time_is_counted_and_named() {
     }
     assert!(disk()["connections"].as_u64() > Some(5), "{}", disk());
     daemon.stop();
+}
+
+/// A region of an earlier version, or of whoever asks for too little: its queues are served, and what that means is said
+/// once for all of them.
+#[test]
+fn b35_a_region_that_is_too_small_is_said_once_and_what_it_means() {
+    let dir = folder();
+    let dir = dir.path();
+    let mut daemon = Daemon::serve(dir, &["null:1G", "--socket", "s", "--queues", "2"]);
+    let mut guest = RawGuest::connect(UnixStream::connect(dir.join("s")).unwrap(), F_VERSION_1);
+    guest.size = 64;
+    let region = memfd_create("region", MemfdFlags::CLOEXEC).unwrap();
+    ftruncate(&region, 64).unwrap();
+    let payload = inflight_payload(64, 0, 2, guest.size);
+    assert!(guest.client.set_inflight(&payload, region.as_fd()).unwrap());
+    for queue in 0..2 {
+        assert!(guest.start_queue(queue).unwrap());
+        assert_eq!(guest.simple(queue, 0, 7, DATA, 512), (0, 513));
+    }
+    drop(guest);
+    daemon.signal(libc::SIGTERM);
+    daemon.wait();
+    let log = daemon.log();
+    assert_eq!(log.matches("no room for this queue of 64 descriptors").count(), 1, "{log}");
+    for words in
+        ["it is served, and not recorded", "requests in flight are lost", "A reset of the guest"]
+    {
+        assert!(log.contains(words), "{words}: {log}");
+    }
 }
 
 /// A driver that has started reads the disk, unless its guest is stopped or its kicks go nowhere.

@@ -180,6 +180,8 @@ pub(super) fn time(nanos: Option<u64>) -> String {
 
 #[cfg(test)]
 mod tests {
+    use super::super::figures::Samples;
+    use super::super::fixture::{Fixture, sample};
     use super::*;
 
     #[test]
@@ -195,6 +197,21 @@ mod tests {
         for width in 51..250 {
             let room = room(&COLUMNS, &fitting(&COLUMNS, width));
             assert!(room <= width, "{width}: {room}");
+        }
+    }
+
+    /// `ctl list` has these words, too.
+    #[test]
+    fn a_state_has_the_name_that_ctl_list_gives_it() {
+        for state in State::ALL {
+            let case = Fixture { state, ..Fixture::default() };
+            let mut samples = Samples::default();
+            samples.push(sample(&case));
+            let disks = samples.figures().unwrap().disks;
+            // The first one has a front-end, which `list` says in a column of its own.
+            let word = if state == State::Serving { "connected" } else { state.word() };
+            assert_eq!(super::state(&disks[0]), word);
+            assert_eq!(super::state(&disks[1]), "serving", "nobody uses it");
         }
     }
 }
