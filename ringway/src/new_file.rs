@@ -6,6 +6,7 @@ use ringway_control::config::missing_folder;
 use ringway_control::size::{NotASize, Size};
 use ringway_disk::{LockError, lock_image};
 use ringway_image::{CLUSTER_BITS, Format, printable};
+use ringway_server::named_format;
 use rustix::fs::XattrFlags;
 use std::ffi::CString;
 use std::fs::{File, Metadata, Permissions};
@@ -29,15 +30,12 @@ pub(crate) fn cannot_open(path: &Path, error: std::io::Error) -> anyhow::Error {
 
 /// Says that a file whose name ends as those of another format do will be raw, if nobody has said that.
 pub(crate) fn warn_of_raw(path: &Path, format: Format) {
-    const OTHERS: [&str; 9] =
-        ["vmdk", "vdi", "vhd", "vhdx", "qcow", "qed", "parallels", "hdd", "luks"];
-    let ending = path.extension().unwrap_or_default().to_ascii_lowercase();
-    if format == Format::Raw && OTHERS.iter().any(|other| ending == *other) {
+    let ending = named_format(path).filter(|ending| format == Format::Raw && ending != "qcow2");
+    if let Some(ending) = ending {
         tracing::warn!(
             "{}: it will be a raw image: of its name only .qcow2 says a format. For another one make this one of \
-             it: `qemu-img convert -f raw -O {}`",
+             it: `qemu-img convert -f raw -O {ending}`",
             printable(path),
-            ending.to_string_lossy()
         );
     }
 }

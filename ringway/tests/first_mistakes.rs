@@ -86,6 +86,25 @@ fn a_name_of_another_format_is_raw_with_a_warning() {
 }
 
 #[test]
+fn e97_a_raw_image_is_served_under_the_name_of_another_format_with_a_warning() {
+    let dir = folder();
+    for (name, more, warned) in [
+        ("a.qcow2", &["--size", "1M"][..], true),
+        ("a.qcow2", &[], true),
+        ("a.qcow2", &["--format", "raw"], false),
+        ("b.VMDK", &["--size", "1M"], true),
+        ("c.img", &["--size", "1M"], false),
+        ("d", &["--size", "1M"], false),
+    ] {
+        let daemon = Daemon::serve(dir.path(), &[&[name, "--socket", "s"][..], more].concat());
+        let log = daemon.log();
+        let said = log.contains(&format!("{name}: it is a raw image, whatever its name says"));
+        assert_eq!(said, warned, "{name} {more:?}: {log}");
+        daemon.stop();
+    }
+}
+
+#[test]
 fn options_that_contradict_each_other_are_wrong_usage() {
     let dir = folder();
     let dir = dir.path();

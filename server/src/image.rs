@@ -4,7 +4,19 @@ use anyhow::{Context, bail};
 use ringway_aio::io_uring::can_poll;
 use ringway_control::size::Size;
 use ringway_disk::open::open_unmapped;
-use ringway_disk::{CacheMode, Disk, EngineKind, OpenOptions};
+use ringway_disk::{CacheMode, Disk, EngineKind, OpenOptions, Source};
+use std::path::Path;
+
+/// Formats that names say by their ending; raw has none of its own.
+const ENDINGS: [&str; 10] =
+    ["qcow2", "vmdk", "vdi", "vhd", "vhdx", "qcow", "qed", "parallels", "hdd", "luks"];
+
+/// The format that the ending of a name says, unless that is raw.
+#[must_use]
+pub fn named_format(path: &Path) -> Option<String> {
+    let ending = path.extension()?.to_str()?.to_ascii_lowercase();
+    ENDINGS.contains(&ending.as_str()).then_some(ending)
+}
 
 /// Opens the disk of a plan, whose image's tables are not read if it is no raw one, and says what its user should know.
 ///
@@ -26,6 +38,15 @@ pub(super) fn open_disk(options: &OpenOptions) -> anyhow::Result<Disk> {
             disk.name(),
             disk.cache()
         );
+    }
+    if let (Source::Path(path), false, None) = (&options.source, options.raw, &options.qcow2) {
+        if named_format(path).is_some() {
+            tracing::warn!(
+                "{}: it is a raw image, whatever its name says: `ringway create` makes qcow2 images, to be served \
+                 with --format qcow2. --format raw says that it is meant so",
+                disk.name()
+            );
+        }
     }
     let bytes = disk.geometry().capacity;
     if let Some(wanted) = options.create_bytes.filter(|&wanted| wanted != bytes) {

@@ -85,5 +85,6 @@ use no_xen as xen;
 
 pub use attach::{Attach, QemuVersion};
 pub use command::{ServeArgs, run};
+pub use image::named_format;
 pub use nbd::{NbdArgs, run_nbd};
 pub use ready::{attach_lines, disk_line};
