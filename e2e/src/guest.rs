@@ -281,6 +281,7 @@ pub struct Disk {
     packed: bool,
     reconnect: bool,
     behind_iommu: bool,
+    ats: bool,
 }
 
 impl Disk {
@@ -292,6 +293,7 @@ impl Disk {
             packed: false,
             reconnect: false,
             behind_iommu: false,
+            ats: true,
         }
     }
 
@@ -312,6 +314,12 @@ impl Disk {
     /// port: only there it has ATS, and no legacy interface.
     pub fn behind_iommu(mut self) -> Self {
         self.behind_iommu = true;
+        self
+    }
+
+    /// Without that cache.
+    pub fn without_ats(mut self) -> Self {
+        self.ats = false;
         self
     }
 
@@ -449,10 +457,10 @@ impl Guest {
             .arg("-object")
             .arg(format!("memory-backend-memfd,id=memory,size={memory}M,share=on"))
             .args(["-machine", "q35,memory-backend=memory"]);
-        let behind_iommu = self.disks.iter().any(|disk| disk.behind_iommu);
-        if behind_iommu {
+        if let Some(disk) = self.disks.iter().find(|disk| disk.behind_iommu) {
             // Before the devices that are behind it.
-            command.args(["-device", "intel-iommu,intremap=off,device-iotlb=on"]);
+            let cache = if disk.ats { ",device-iotlb=on" } else { "" };
+            command.arg("-device").arg(format!("intel-iommu,intremap=off{cache}"));
         }
         for (n, disk) in self.disks.iter().enumerate() {
             let reconnect = if disk.reconnect { qemu.reconnect_option() } else { "" };
@@ -465,7 +473,8 @@ impl Guest {
                     command
                         .arg("-device")
                         .arg(format!("pcie-root-port,id=port{n},chassis={}", n + 1));
-                    format!(",bus=port{n},iommu_platform=on,ats=on")
+                    let ats = if disk.ats { ",ats=on" } else { "" };
+                    format!(",bus=port{n},iommu_platform=on{ats}")
                 }
                 false => String::new(),
             };
