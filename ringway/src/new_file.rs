@@ -21,10 +21,28 @@ const XATTRS_MAX: usize = 64 << 10;
 #[cold]
 pub(crate) fn cannot_open(path: &Path, error: std::io::Error) -> anyhow::Error {
     let name = printable(path);
+    match (error.kind(), path.symlink_metadata().map_err(|error| error.kind())) {
+        (ErrorKind::PermissionDenied, Ok(_)) => {
+            anyhow!("{name}: no permission to open it. Run as a user who may")
+        }
+        (ErrorKind::PermissionDenied, Err(ErrorKind::NotFound)) => anyhow!(
+            "{name}: no permission to make files in its folder. Choose another one, or run as a user who may"
+        ),
+        _ => cannot_look(path, error, "open it"),
+    }
+}
+
+/// Why it could not be done with what is at `path`, or is not there.
+#[cold]
+pub(crate) fn cannot_look(path: &Path, error: std::io::Error, what: &str) -> anyhow::Error {
+    let name = printable(path);
     match (error.kind(), missing_folder(path)) {
+        (ErrorKind::PermissionDenied, _) => anyhow!(
+            "{name}: no permission to look into its folder. Choose another one, or run as a user who may"
+        ),
         (ErrorKind::NotFound, Some(folder)) => anyhow!("{name}: there is no such folder: {folder}"),
         (ErrorKind::NotFound, None) => anyhow!("{name}: there is no such file. Check the path"),
-        _ => anyhow::Error::new(error).context(format!("{name}: cannot open it")),
+        _ => anyhow::Error::new(error).context(format!("{name}: cannot {what}")),
     }
 }
 
@@ -58,13 +76,13 @@ pub(crate) fn place(image: &Path) -> anyhow::Result<PathBuf> {
     match image.canonicalize() {
         Ok(path) => return Ok(path),
         Err(error) if error.kind() == ErrorKind::NotFound => {}
-        Err(error) => return Err(error).with_context(|| format!("{name}: cannot look at it")),
+        Err(error) => return Err(cannot_look(image, error, "look at it")),
     }
     ensure!(!image.is_symlink(), "{name}: it is a link to a file that is not there");
     let last = image.file_name().with_context(|| format!("{name}: it names no file"))?;
     let folder = image.parent().filter(|folder| !folder.as_os_str().is_empty());
     let folder = folder.unwrap_or(Path::new(".")).canonicalize();
-    let folder = folder.with_context(|| format!("{name}: its folder cannot be found"))?;
+    let folder = folder.map_err(|error| cannot_look(image, error, "find its folder"))?;
     Ok(folder.join(last))
 }
 
@@ -75,17 +93,17 @@ pub(crate) fn place(image: &Path) -> anyhow::Result<PathBuf> {
 /// Why it is not overwritten.
 pub(crate) fn spare(image: &Path, target: &Path, force: bool) -> anyhow::Result<Option<File>> {
     let name = printable(image);
-    let context = || format!("{name}: cannot look at it");
     let meta = match target.symlink_metadata() {
         Ok(meta) => meta,
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
-        Err(error) => return Err(error).with_context(context),
+        Err(error) => return Err(cannot_look(image, error, "look at it")),
     };
     ensure!(meta.is_file(), "{name}: it is there, and it is no file: it is not overwritten");
     ensure!(force, "{name}: it is there already. Overwrite it with --force");
     // Network file systems lock for writing only what is open for writing.
     let writable = File::options().read(true).write(true).open(target);
-    let file = writable.or_else(|_| File::open(target)).with_context(context)?;
+    let file =
+        writable.or_else(|_| File::open(target)).map_err(|error| cannot_open(image, error))?;
     match lock_image(&file, false) {
         Ok(()) => Ok(Some(file)),
         Err(LockError::Host(error)) => bail!(

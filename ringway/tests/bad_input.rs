@@ -178,6 +178,48 @@ fn no_permission_to_create_the_image() {
     std::fs::set_permissions(dir.path(), PermissionsExt::from_mode(0o755)).unwrap();
 }
 
+/// In one set of words for all commands, and not the kernel's.
+#[test]
+fn e96_tools_say_which_right_is_missing_and_where() {
+    let dir = folder();
+    let nothing = || PermissionsExt::from_mode(0);
+    std::fs::copy(dir.path().join("disk.img"), dir.path().join("secret")).unwrap();
+    std::fs::set_permissions(dir.path().join("secret"), nothing()).unwrap();
+    std::fs::create_dir(dir.path().join("closed")).unwrap();
+    std::fs::set_permissions(dir.path().join("closed"), nothing()).unwrap();
+    let program = without_rights(dir.path(), 0o666).get_program().to_owned();
+    let open = "secret: no permission to open it. Run as a user who may";
+    let look =
+        "no permission to look into its folder. Choose another one, or run as a user who may";
+    let make = "b: no permission to make files in its folder. Choose another one";
+    for (args, words) in [
+        (&["check", "secret"][..], open),
+        (&["commit", "secret"], open),
+        (&["flatten", "secret"], open),
+        (&["resize", "-f", "raw", "secret", "2M"], open),
+        (&["copy", "secret", "b"], open),
+        (&["create", "--force", "secret", "1M"], open),
+        (&["copy", "disk.img", "b"], make),
+        (&["copy", "disk.img", "closed/b"], look),
+        (&["create", "closed/b", "1M"], look),
+        (&["create", "no/b", "1M"], "no/b: there is no such folder: no"),
+    ] {
+        let mut command = Command::new(&program);
+        command.args(args).current_dir(dir.path());
+        // SAFETY: it only answers.
+        if unsafe { libc::geteuid() } == 0 {
+            command.uid(NOBODY).gid(NOBODY);
+        }
+        let output = run(command);
+        let said = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(FAILED), "{args:?}: {said}");
+        assert!(said.contains(words) && !said.contains("os error"), "{args:?}: {said}");
+    }
+    for path in [dir.path(), &dir.path().join("closed")] {
+        std::fs::set_permissions(path, PermissionsExt::from_mode(0o755)).unwrap();
+    }
+}
+
 #[test]
 fn unsupported_engine() {
     let dir = folder();

@@ -12,6 +12,7 @@
 //! As long as the journal is there the destination is not complete.
 
 use super::args::Prealloc;
+use crate::new_file::cannot_look;
 use anyhow::{Context, bail};
 use ringway_image::printable;
 use serde::{Deserialize, Serialize};
@@ -138,7 +139,11 @@ impl Journal {
             Ok(file) => file,
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
             Err(error) => {
-                return Err(error).with_context(|| format!("cannot read the journal {name}"));
+                let what = format!("cannot read the journal {name}");
+                return Err(match path.symlink_metadata() {
+                    Ok(_) => anyhow::Error::new(error).context(what),
+                    Err(_) => cannot_look(path, error, "look at it"),
+                });
             }
         };
         let mut lines = BufReader::new(file);
