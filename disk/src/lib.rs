@@ -94,8 +94,8 @@ pub use open::{
 pub use parts::Parts;
 pub use places::{Places, Share};
 pub use queue::{DiskQueue, Finished, Oldest, Overdue, Watcher};
-pub use resize::{ResizeError, read_as_stored};
-pub use ringway_image::ImageClient;
+pub use resize::ResizeError;
+pub use ringway_image::{ImageClient, read_as_stored};
 pub use ringway_scheduler::{OnSwitch, Policy, SchedulerMode, SchedulerStats, SharedPolicy};
 pub use snapshot::{Beneath, NewTop, NoSnapshot, OverlayShape, WithoutJournal};
 pub use state::{

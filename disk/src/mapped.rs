@@ -4,13 +4,12 @@ use crate::active::shared;
 use crate::choices::CacheMode;
 use crate::disk::Disk;
 use crate::holding::is_no_space;
-use crate::resize::{forget_cached, read_as_stored};
 use crate::unmapped::Unmapped;
 use ringway_image::{
-    Bases, BelowLost, Image, ImageClient, Journal, Layer, LayerFormat, Replayed, Use, replay,
-    write_tables_again,
+    Bases, BelowLost, Image, ImageClient, Journal, Layer, LayerFormat, Replayed, Use,
+    leave_unwritten, read_as_stored, replay,
 };
-use std::io::{self, Seek, SeekFrom};
+use std::io;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 
@@ -168,30 +167,25 @@ impl Disk {
 
 impl Disk {
     /// If a sync had failed in an earlier process: what the host could not write then it may hold still, as if it were
-    /// durable, until it needs the memory. So tables are written once more, and the rest is forgotten, before any of it is
-    /// believed.
+    /// durable, until it needs the memory.
     fn leave_unwritten(&self) -> io::Result<()> {
         let writes = self.is_real() && !self.geometry.read_only;
         if !writes || self.cache == CacheMode::None || !self.failure_inherited.load(SeqCst) {
             return Ok(());
         }
         let active = self.active();
-        let layers = active.unmapped.as_ref().map_or(vec![], |unmapped| unmapped.layers.clone());
-        let files = [Some(Arc::clone(&active.file)), active.data_file()];
+        let layers = active.unmapped.as_ref().map(|unmapped| unmapped.layers.clone());
+        let file = Arc::clone(&active.file);
         drop(active);
-        if let Some(Layer { file, .. }) = layers.first() {
-            let bytes = (&**file).seek(SeekFrom::End(0))?;
-            write_tables_again(file, bytes, self.image_unit()).map_err(|error| {
-                let text = "a sync had failed, and its tables cannot be written once more";
-                io::Error::new(error.kind(), format!("{text}: {error}"))
-            })?;
-        }
-        for file in files.iter().flatten() {
+        let Some(layers) = layers else {
             // What cannot be written now either is known to be lost.
-            let _ = read_as_stored(file);
-        }
-        layers.iter().skip(1).for_each(|layer| forget_cached(&layer.file));
-        Ok(())
+            let _ = read_as_stored(&file);
+            return Ok(());
+        };
+        leave_unwritten(&layers, self.image_unit()).map_err(|error| {
+            let text = "a sync had failed, and its tables cannot be written once more";
+            io::Error::new(error.kind(), format!("{text}: {error}"))
+        })
     }
 
     /// Does what a process that was killed had left to do in an image.

@@ -7,11 +7,10 @@ use crate::disk::Disk;
 use crate::open::unlock_image;
 use crate::storage::Size;
 use ringway_core::SECTOR_BYTES;
+use ringway_core::host;
 use ringway_core::sync_turn::sync_patiently;
 use ringway_image::Image;
-use std::fs::File;
 use std::io;
-use std::os::fd::AsRawFd;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::time::Duration;
 
@@ -282,7 +281,7 @@ impl Disk {
     /// Forgets what the host's page cache holds of the file, as far as nobody has changed it here:
     /// others may have written since it was read.
     pub fn forget_cached(&self) {
-        forget_cached(&self.file());
+        host::forget(&self.file());
     }
 
     /// Lets others have the file at once, though the kernel may keep it open for a moment. Only for
@@ -304,23 +303,6 @@ impl Disk {
         let bytes = self.storage.bytes(&self.file());
         bytes.map_err(|source| ResizeError::Host { what: "learn its size", source })
     }
-}
-
-/// Has what the host holds in its cache of a file be in storage, and then forgets it: what it could not write earlier looks
-/// as if it were there.
-///
-/// # Errors
-/// What the host says to a sync; it is forgotten all the same.
-pub fn read_as_stored(file: &File) -> io::Result<()> {
-    let synced = sync_patiently(|| file.sync_data());
-    forget_cached(file);
-    synced
-}
-
-pub(crate) fn forget_cached(file: &File) {
-    // Advice: what the host does not drop, it does not know to be old.
-    // SAFETY: no memory is involved.
-    unsafe { libc::posix_fadvise(file.as_raw_fd(), 0, 0, libc::POSIX_FADV_DONTNEED) };
 }
 
 #[cfg(test)]

@@ -1,5 +1,6 @@
 //! How an image's files are made durable, and that this has failed, for all who have to know.
 
+use ringway_core::host::{File, forget};
 use ringway_core::sync_turn::{SyncTurn, sync_patiently};
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
@@ -34,4 +35,15 @@ impl Failure {
             None => Ok(()),
         }
     }
+}
+
+/// Has what the host holds in its cache of a file be in storage, and then forgets it: what it could not write earlier looks
+/// as if it were there.
+///
+/// # Errors
+/// What the host says to a sync; it is forgotten all the same.
+pub fn read_as_stored(file: &File) -> io::Result<()> {
+    let synced = sync_patiently(|| file.sync_data());
+    forget(file);
+    synced
 }

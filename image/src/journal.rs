@@ -20,7 +20,7 @@ mod loose;
 mod replay;
 
 pub(crate) use loose::LooseClusters;
-pub use replay::{Replayed, replay, write_tables_again};
+pub use replay::{Replayed, leave_unwritten, replay, write_tables_again};
 pub(crate) use replay::{set_mark, unused};
 use ringway_core::host::{self, StateFile};
 use ringway_core::mem::{Mapping, MappingError};

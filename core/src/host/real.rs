@@ -111,6 +111,13 @@ pub fn punch(file: &File, at: u64, len: u64) -> io::Result<()> {
     fallocate(file, libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE, at, len)
 }
 
+/// Forgets what the host holds of a file in its memory, as far as that has not changed. It is advice: what the host does
+/// not drop, it does not know to be old.
+pub fn forget(file: &File) {
+    // SAFETY: no memory is involved.
+    unsafe { libc::posix_fadvise(file.as_raw_fd(), 0, 0, libc::POSIX_FADV_DONTNEED) };
+}
+
 fn fallocate(file: &File, mode: i32, at: u64, len: u64) -> io::Result<()> {
     let (from, bytes) = (place(at)?, place(len)?);
     // SAFETY: no memory is involved.

@@ -12,7 +12,9 @@ pub mod thread;
 mod time;
 mod world;
 
-pub use call::{Bell, allocate, boot, identity, punch, random, read_at, wait_for, write_at};
+pub use call::{
+    Bell, allocate, boot, forget, identity, punch, random, read_at, wait_for, write_at,
+};
 pub use inode::Losses;
 pub use storage::{File, FileExt, Metadata};
 pub use time::Instant;

@@ -2,16 +2,18 @@
 
 use super::{Journal, MARK_BITS, is_of_this_boot};
 use crate::budget::Budget;
+use crate::failure::read_as_stored;
 use crate::file::{BlockFile, NotReplaced};
 use crate::header::{Header, L1_BYTES_MAX};
 use crate::l2::Tables;
+use crate::layer::{Layer, LayerFormat};
 use crate::layout::{COPIED, Entry, OFFSET, Shape, corrupt, words};
 use crate::refcounts::Refcounts;
 use crate::snapshot::Snapshot;
-use ringway_core::host::File;
+use ringway_core::host::{File, forget};
 use ringway_core::sync_turn::sync_patiently;
 use std::collections::{BTreeMap, HashMap, HashSet};
-use std::io;
+use std::io::{self, Seek, SeekFrom};
 use std::sync::Arc;
 
 /// What became of them.
@@ -66,6 +68,28 @@ pub fn replay(
     }
     journal.into_iter().for_each(Journal::end);
     Ok(replayed)
+}
+
+/// Has the files of an image, top first, read as storage has them, where a sync had failed in an earlier process: tables of
+/// the top are written once more ([`write_tables_again`]), and the rest of what the host holds is forgotten, before any of
+/// it is believed.
+///
+/// # Errors
+/// As [`write_tables_again`].
+pub fn leave_unwritten(layers: &[Layer], unit: u32) -> io::Result<()> {
+    let [top, below @ ..] = layers else { return Ok(()) };
+    let bytes = (&*top.file).seek(SeekFrom::End(0))?;
+    write_tables_again(&top.file, bytes, unit)?;
+    let data = match &top.format {
+        LayerFormat::Qcow2 { data, .. } => data.as_ref().map(|(file, _)| file),
+        _ => None,
+    };
+    for file in [&top.file].into_iter().chain(data) {
+        // What cannot be written now either is known to be lost.
+        let _ = read_as_stored(file);
+    }
+    below.iter().for_each(|layer| forget(&layer.file));
+    Ok(())
 }
 
 /// Writes all tables of an image once more, as they are read, and makes them durable. After a sync that failed the

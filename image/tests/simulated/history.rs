@@ -1,21 +1,20 @@
 //! Histories: a guest with three queues, jobs beside it, and processes that end in every way.
 
 use crate::jobs::{self, Job};
-use crate::model::{Model, SECTOR, sector};
+use crate::model::{SECTOR, sector};
 use crate::process::{Acts, Rng, fewest_acts, for_seeds, from_env, in_processes, repeat, seeds};
 use crate::served::{Host, Queue, Served};
 use ringway_core::Op;
 use ringway_core::host::{Faults, FileExt, Life, Losses, World, thread};
-use ringway_image::{Format, Journal, NewImage};
+use ringway_image::{Format, NewImage};
 use std::io;
 use std::path::Path;
-use std::sync::{Arc, Mutex};
 
 /// Values of what a disk is based on.
 const BASE: u64 = 1 << 40;
 
 /// The most that a process leaves that is killed: what it had taken ahead, and freed.
-const LOOSE: u64 = 2048;
+pub(crate) const LOOSE: u64 = 2048;
 
 /// A disk is made.
 fn new_host(rng: &mut Rng) -> Host {
@@ -51,13 +50,8 @@ fn new_host(rng: &mut Rng) -> Host {
     }
     new("top", sectors, cluster_bits, rng.once_in(8));
     let content = (0..sectors).map(|at| if at < below { BASE + at as u64 } else { 0 });
-    let model = Arc::new(Mutex::new(Model::of(content)));
-    let journal = (!rng.once_in(3)).then(|| {
-        let file = tempfile::tempfile().unwrap();
-        file.set_len(Journal::BYTES).unwrap();
-        Arc::new(file)
-    });
-    Host { world, unit, journal, model, acts: Acts::from_env(), forgets: Arc::default() }
+    let journal = (!rng.once_in(3)).then(jobs::new_journal);
+    Host::new(world, unit, journal, content, Acts::from_env())
 }
 
 /// Numbers of acts, and what follows from each: what is left out changes no other one.
@@ -168,8 +162,7 @@ pub(crate) fn settle(host: &Host, served: &Served, lost: bool) -> io::Result<()>
         found.extend(queue.read_bytes(found.len(), len)?);
     }
     host.note_losses();
-    if host.world.counts().2 > 0 {
-        // A sync has failed in this process: what it holds is unknown until it is opened anew.
+    if host.has_lost() {
         return Ok(());
     }
     let now = host.now();
@@ -198,32 +191,30 @@ fn faults(rng: &mut Rng) -> Faults {
     } else if rng.once_in(3) {
         faults.kill_in = Some(1 + rng.below(600));
     }
+    if rng.once_in(2) {
+        faults.evicts_per_mille = 1 + rng.below(50);
+    }
     faults
 }
 
-/// A life; whether nothing has failed in it, and it was not killed.
+/// A life; whether nothing has failed in it, nor what it had to begin with, and it was not killed.
 fn live(
     host: &Host,
     numbers: Numbers,
     faults: Faults,
     act: fn(&Host, Numbers) -> io::Result<()>,
 ) -> Result<(bool, bool), String> {
-    let at = host.clone();
-    let ended = host.world.live(faults, move || act(&at, numbers));
-    let (_, _, failed_syncs, failed_calls) = host.world.counts();
-    let now = host.now();
-    host.model(|model| model.is_killed(now));
-    if failed_syncs > 0 {
-        host.model(|model| model.lossy = true);
-    }
+    let unwritten = host.has_unwritten();
+    let ended = host.live(faults, move |host| act(host, numbers));
+    let (_, _, _, failed_calls) = host.world.counts();
     match ended {
         Life::Failed(why) => Err(why),
         Life::Done(Err(error)) if failed_calls == 0 => {
             Err(format!("{error}, and no call has failed"))
         }
-        Life::Killed => Ok((failed_calls == 0, false)),
+        Life::Killed => Ok((failed_calls == 0 && !unwritten, false)),
         // Whether it has settled is not known otherwise.
-        Life::Done(_) => Ok((failed_calls == 0, true)),
+        Life::Done(_) => Ok((failed_calls == 0 && !unwritten, true)),
     }
 }
 
@@ -307,8 +298,7 @@ fn repaired(host: &Host, rng: &mut Rng, leaks: &mut Leaks) -> Result<(), String>
     }
     for kills in (0..3).rev() {
         let kill_in = (kills > 0).then(|| 1 + rng.below(60));
-        let at = host.clone();
-        match host.world.live(Faults { kill_in, ..Faults::default() }, move || jobs::repair(&at)) {
+        match host.live(Faults { kill_in, ..Faults::default() }, jobs::repair) {
             Life::Killed => {}
             Life::Done(Ok(())) => break,
             Life::Done(Err(error)) => return Err(format!("repair: {error}")),

@@ -4,10 +4,10 @@
 use crate::model::SECTOR;
 use crate::process::Rng;
 use crate::served::{Host, Served};
-use ringway_core::host::{File, FileExt};
+use ringway_core::host::{File, FileExt, StateFile};
 use ringway_image::{
-    CheckOptions, Commit, Format, Header, Layer, LayerFormat, NewImage, Shape, repair_counts,
-    repair_leaks,
+    CheckOptions, Commit, Format, Header, Journal, Layer, LayerFormat, NewImage, Shape,
+    read_as_stored, repair_counts, repair_leaks,
 };
 use std::io;
 use std::path::Path;
@@ -21,6 +21,8 @@ const CHAIN: usize = 5;
 const FEATURES_AT: u64 = 72;
 const DIRTY: u64 = 1;
 pub(crate) const DATA_FILE: u64 = 4;
+
+const REFCOUNT_ORDER_AT: u64 = 96;
 
 /// What has to be done when nothing is in flight.
 pub(crate) enum Job {
@@ -210,8 +212,21 @@ pub(crate) fn is_whole(host: &Host) -> bool {
     header_of(host).is_ok_and(|(_, header, _)| header.features[2] >> 16 == 0)
 }
 
+/// Whether it is not marked as one whose counts may be too low.
+pub(crate) fn is_closed(host: &Host) -> bool {
+    header_of(host).is_ok_and(|(_, header, _)| !header.is_dirty())
+}
+
+/// A file for a journal, of which nobody knows anything yet.
+pub(crate) fn new_journal() -> Arc<StateFile> {
+    let file = tempfile::tempfile().unwrap();
+    file.set_len(Journal::BYTES).unwrap();
+    Arc::new(file)
+}
+
 /// As `ringway check --repair`, and as whoever opens an image that was written with lazy counts. It has no leaks then.
 pub(crate) fn repair(host: &Host) -> io::Result<()> {
+    read_as_stored(&host.world.open("top", 1))?;
     let (file, header, bytes) = header_of(host)?;
     let options = CheckOptions { range: 64, ..CheckOptions::default() };
     let repair = if header.is_dirty() { repair_counts } else { repair_leaks };
@@ -224,7 +239,8 @@ pub(crate) fn repair(host: &Host) -> io::Result<()> {
 pub(crate) fn spoil_counts(host: &Host, rng: &mut Rng) {
     let (file, header, bytes) = header_of(host).unwrap();
     let (cluster, table_at) = (1_u64 << header.cluster_bits, header.refcount_table_offset);
-    let per_block = cluster / 2;
+    let width = 1 << (header.refcount_order - 3);
+    let per_block = cluster / width;
     let word = |at: u64| {
         let mut word = [0; 8];
         file.read_exact_at(&mut word, at).unwrap();
@@ -233,12 +249,20 @@ pub(crate) fn spoil_counts(host: &Host, rng: &mut Rng) {
     for at in 0..bytes / cluster {
         let block = word(table_at + 8 * (at / per_block));
         if block != 0 && at >= 4 && at % per_block != 0 && rng.once_in(4) {
-            file.write_all_at(&[0; 2], block + 2 * (at % per_block)).unwrap();
+            let count = vec![0; usize::try_from(width).unwrap()];
+            file.write_all_at(&count, block + width * (at % per_block)).unwrap();
         }
     }
     let features = header.features[0] | DIRTY;
     file.write_all_at(&features.to_be_bytes(), FEATURES_AT).unwrap();
     file.sync_data().unwrap();
+}
+
+/// It counts its clusters, of 512 bytes, with 64 bits from now on: 4096 of them fill a table of one. It is new.
+pub(crate) fn widen_counts(file: &File) {
+    file.write_all_at(&6_u32.to_be_bytes(), REFCOUNT_ORDER_AT).unwrap();
+    let counts: Vec<u8> = [1_u64; 4].into_iter().flat_map(u64::to_be_bytes).collect();
+    file.write_all_at(&counts, 2 * 512).unwrap();
 }
 
 /// Its data are in another file from now on; it is new.

@@ -23,7 +23,7 @@ struct Entry {
 }
 
 /// What a disk may hold.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Model {
     sectors: Vec<Vec<Entry>>,
     /// What was answered before is durable.

@@ -1,17 +1,18 @@
 //! An image that is served on a simulated host: its files, its journal, and queues of a guest.
 
+use crate::jobs::{new_journal, repair};
 use crate::model::{Model, SECTOR};
 use crate::process::Acts;
-use ringway_core::host::{File, FileExt, StateFile, World, wait_for};
+use ringway_core::host::{Faults, File, FileExt, Life, StateFile, World, wait_for};
 use ringway_core::mem::{Segment, Segments};
 use ringway_core::sync_turn::SyncTurn;
 use ringway_core::{ByteRange, Op};
 use ringway_image::{
     Ask, BackingName, Bases, CheckOptions, Header, Image, ImageClient, Journal, Layer, LayerFormat,
-    Place, Replayed, Shape, Use, check, replay,
+    Place, Replayed, Shape, Use, check, leave_unwritten, replay,
 };
 use std::io;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// What all lives of a disk have in common.
@@ -25,10 +26,28 @@ pub(crate) struct Host {
     pub(crate) acts: Arc<Acts>,
     /// For now nobody knows the clusters that a kill would leave.
     pub(crate) forgets: Arc<AtomicBool>,
+    /// A sync has failed, as its state page says, and the image was not opened since.
+    unwritten: Arc<AtomicBool>,
+    /// Syncs that had failed in this life before anything of the image was believed.
+    before: Arc<AtomicU64>,
+    /// Calls of files in this life before the image was open, and before it was given up.
+    opened: Arc<AtomicU64>,
+    used: Arc<AtomicU64>,
+}
+
+/// Says when an image is given up.
+pub(crate) struct GivesUp(Host);
+
+impl Drop for GivesUp {
+    fn drop(&mut self) {
+        self.0.used.store(self.0.world.counts().1, Relaxed);
+    }
 }
 
 /// An image that is open, with what its process knows beside it.
 pub(crate) struct Served {
+    // The first to go.
+    gives_up: GivesUp,
     pub(crate) image: Arc<Image>,
     pub(crate) turn: Arc<SyncTurn>,
     pub(crate) bases: Bases,
@@ -44,6 +63,43 @@ impl Host {
 
     pub(crate) fn model<T>(&self, act: impl FnOnce(&mut Model) -> T) -> T {
         act(&mut self.model.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Nobody has opened it yet.
+    pub(crate) fn new(
+        world: Arc<World>,
+        unit: u32,
+        journal: Option<Arc<StateFile>>,
+        content: impl Iterator<Item = u64>,
+        acts: Arc<Acts>,
+    ) -> Self {
+        let model = Arc::new(Mutex::new(Model::of(content)));
+        let (forgets, unwritten) = (Arc::default(), Arc::default());
+        let (before, opened, used) = (Arc::default(), Arc::default(), Arc::default());
+        Self { world, unit, journal, model, acts, forgets, unwritten, before, opened, used }
+    }
+
+    /// Another one like it.
+    pub(crate) fn twin(&self) -> Self {
+        let copy = |file: &Arc<StateFile>| {
+            let (copy, mut bytes) =
+                (new_journal(), vec![0; usize::try_from(Journal::BYTES).unwrap()]);
+            std::os::unix::fs::FileExt::read_exact_at(&**file, &mut bytes, 0).unwrap();
+            std::os::unix::fs::FileExt::write_all_at(&*copy, &bytes, 0).unwrap();
+            copy
+        };
+        Self {
+            world: self.world.twin(),
+            unit: self.unit,
+            journal: self.journal.as_ref().map(copy),
+            model: Arc::new(Mutex::new(self.model(|model| model.clone()))),
+            acts: Arc::clone(&self.acts),
+            forgets: Arc::new(AtomicBool::new(self.forgets.load(Relaxed))),
+            unwritten: Arc::new(AtomicBool::new(self.unwritten.load(Relaxed))),
+            before: Arc::default(),
+            opened: Arc::default(),
+            used: Arc::default(),
+        }
     }
 
     /// Whether what a process leaves that is killed now is lost.
@@ -77,6 +133,14 @@ impl Host {
 
     /// Opens the image as a daemon does; whether what was not flushed may be lost.
     pub(crate) fn open(&self) -> io::Result<(Served, bool)> {
+        if header(&self.world, "top")?.is_dirty() {
+            repair(self)?;
+        }
+        if self.unwritten.load(Relaxed) {
+            leave_unwritten(&self.layers()?, self.unit)?;
+            self.before.store(self.world.counts().2, Relaxed);
+            self.unwritten.store(false, Relaxed);
+        }
         let top = Arc::new(self.world.open("top", self.unit));
         let journal = self.journal.clone().map(|file| Journal::map(file, 0).unwrap());
         let (mut lost, bytes) = (false, top.metadata()?.len());
@@ -86,7 +150,9 @@ impl Host {
         let layers = self.layers()?;
         let image = open_image(self, layers, &bases, journal.as_ref(), &turn)?;
         self.forgets.store(image.data_file().is_some(), Relaxed);
-        Ok((Served { image, turn, bases, journal }, lost))
+        self.opened.store(self.world.counts().1, Relaxed);
+        let gives_up = GivesUp(self.clone());
+        Ok((Served { gives_up, image, turn, bases, journal }, lost))
     }
 
     /// Counts and references of all images of the chain, at rest. Gives the leaks of the first, and what it is
@@ -300,7 +366,9 @@ impl Queue {
         let (id, value) = self.host.model(|model| model.begin(range.clone(), op != Op::Write, now));
         self.host.world.tell(format_args!("guest {op:?} {at} {sectors}: {value:x}"));
         let len = sectors * SECTOR;
-        self.bytes(len).copy_from_slice(&crate::model::sector(value).repeat(sectors));
+        if op == Op::Write {
+            self.bytes(len).copy_from_slice(&crate::model::sector(value).repeat(sectors));
+        }
         let done = self.carry_out(op, (at * SECTOR) as u64, len as u64);
         // What is discarded may stay as it was.
         let (sure, now) = (done.is_ok() && op != Op::Discard, self.host.now());
@@ -309,7 +377,11 @@ impl Queue {
     }
 
     fn carry_out(&mut self, op: Op, at: u64, len: u64) -> io::Result<()> {
-        let list = self.segments(usize::try_from(len).unwrap());
+        // Zeroes have no memory.
+        let list = match op {
+            Op::Write => self.segments(usize::try_from(len).unwrap()),
+            _ => Segments::with_capacity(1),
+        };
         let mut done = 0;
         while done < len {
             let range = ByteRange::new(at + done, len - done).unwrap();
@@ -356,10 +428,42 @@ impl Queue {
 }
 
 impl Host {
+    /// Whether a sync has failed in this process: what it holds is unknown until it is opened anew.
+    pub(crate) fn has_lost(&self) -> bool {
+        self.world.counts().2 > self.before.load(Relaxed)
+    }
+
+    /// Whether what the host has in its memory may be gone by the next time that the image is opened.
+    pub(crate) fn has_unwritten(&self) -> bool {
+        self.unwritten.load(Relaxed)
+    }
+
+    /// Whether the image was open in its last life when the call of a file with this number came, and not yet given up.
+    pub(crate) fn was_open(&self, call: u64) -> bool {
+        (self.opened.load(Relaxed) + 1..=self.used.load(Relaxed)).contains(&call)
+    }
+
+    /// A process is begun that does this.
+    pub(crate) fn live<R: Send + 'static>(
+        &self,
+        faults: Faults,
+        act: impl FnOnce(&Self) -> R + Send + 'static,
+    ) -> Life<R> {
+        self.before.store(0, Relaxed);
+        self.used.store(0, Relaxed);
+        let at = self.clone();
+        let ended = self.world.live(faults, move || act(&at));
+        let now = self.now();
+        self.model(|model| model.is_killed(now));
+        self.note_losses();
+        ended
+    }
+
     /// What a failed sync has lost may be missed from now on.
     pub(crate) fn note_losses(&self) {
-        if self.world.counts().2 > 0 {
+        if self.has_lost() {
             self.model(|model| model.lossy = true);
+            self.unwritten.store(true, Relaxed);
         }
     }
 }

@@ -39,6 +39,11 @@ pub fn punch(file: &File, at: u64, len: u64) -> io::Result<()> {
     file.punch(at, len)
 }
 
+/// Forgets what the host holds of a file in its memory, as far as that has not changed.
+pub fn forget(file: &File) {
+    file.forget();
+}
+
 /// Which file it is, when it was written last, and whether it is open for direct I/O.
 ///
 /// # Errors

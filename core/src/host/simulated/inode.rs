@@ -16,7 +16,7 @@ pub enum Losses {
 }
 
 /// A file of a simulated disk.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct Inode {
     /// As it reads.
     pub(super) cache: Vec<u8>,
@@ -99,9 +99,23 @@ impl Inode {
 
     /// What the cache has of sectors that could not be written back is dropped.
     pub(super) fn evict(&mut self) {
+        self.evict_some(&mut || true);
+    }
+
+    /// The same of those of which this says so.
+    pub(super) fn evict_some(&mut self, is_dropped: &mut dyn FnMut() -> bool) {
         for (nth, durable) in std::mem::take(&mut self.lost) {
-            self.put(nth, &durable);
+            if is_dropped() {
+                self.put(nth, &durable);
+            } else {
+                self.lost.insert(nth, durable);
+            }
         }
+    }
+
+    /// Whether the cache has something that storage lacks and is not to be told.
+    pub(super) fn has_lost(&self) -> bool {
+        !self.lost.is_empty()
     }
 
     fn put(&mut self, nth: usize, sector: &[u8]) {

@@ -127,6 +127,10 @@ impl File {
             return Fate::Done;
         }
         inner.calls += 1;
+        if kind == Kind::Sync {
+            let sync = inner.calls;
+            inner.syncs.push(sync);
+        }
         let Faults { nth, errno, kill_in, full, per_mille, syncs_per_mille, .. } = inner.faults;
         let short_per_mille = inner.faults.short_per_mille;
         let grows = kind == Kind::Write || kind == Kind::Size || kind == Kind::Punch;
@@ -211,7 +215,8 @@ impl File {
     fn lose(&self, inner: &mut Inner) {
         let mut file = std::mem::take(&mut inner.files[self.stored.inode]);
         file.lose(&mut |end| inner.below(end));
-        if inner.below(2) == 0 {
+        // What does not go through the cache is not there.
+        if self.stored.unit > 1 {
             file.evict();
         }
         self.seen.store(file.errors, Relaxed);
@@ -252,6 +257,13 @@ impl File {
             let len = len.min(file.cache.len().saturating_sub(at));
             file.write(&vec![0; len], at);
         })
+    }
+
+    pub(super) fn forget(&self) {
+        if let Some((world, me)) = here() {
+            world.event(me, format_args!("forget {}", self.stored.inode));
+        }
+        self.stored.world.lock().files[self.stored.inode].evict();
     }
 
     pub(super) fn identity(&self) -> Identity {

@@ -33,6 +33,8 @@ pub struct Faults {
     pub slow_per_mille: u64,
     /// So many calls of a thousand are interrupted, or do less than they are asked for.
     pub short_per_mille: u64,
+    /// At so many events of a thousand the host drops some of what it has in its memory and could not write.
+    pub evicts_per_mille: u64,
 }
 
 /// How a life of a process ended.
@@ -85,6 +87,8 @@ pub(super) struct Inner {
     /// Syncs that have failed on purpose.
     pub(super) failed_syncs: u64,
     pub(super) failed_calls: u64,
+    /// Which calls of this life were syncs.
+    pub(super) syncs: Vec<u64>,
     /// Of 256 events so many let another thread run.
     restless: u64,
     actors: Vec<Actor>,
@@ -139,6 +143,19 @@ impl Inner {
         }
     }
 
+    /// Memory is wanted for something else, now and then.
+    fn evict_some(&mut self) {
+        let per_mille = self.faults.evicts_per_mille;
+        if per_mille == 0 || !self.files.iter().any(Inode::has_lost) {
+            return;
+        }
+        if self.below(1000) < per_mille {
+            let mut files = std::mem::take(&mut self.files);
+            files.iter_mut().for_each(|file| file.evict_some(&mut || self.below(2) == 0));
+            self.files = files;
+        }
+    }
+
     /// Who is next.
     fn choose(&mut self) -> Option<usize> {
         loop {
@@ -177,6 +194,7 @@ impl World {
             faults: Faults::default(),
             failed_syncs: 0,
             failed_calls: 0,
+            syncs: Vec::new(),
             restless: 0,
             actors: Vec::new(),
             current: NONE,
@@ -213,6 +231,7 @@ impl World {
             (inner.end, inner.current, inner.faults) = (None, NONE, faults);
             (inner.events, inner.calls) = (0, 0);
             (inner.failed_calls, inner.failed_syncs) = (0, 0);
+            inner.syncs.clear();
         }
         let answer = Arc::new(Mutex::new(None));
         let told = Arc::clone(&answer);
@@ -228,8 +247,6 @@ impl World {
         }
         inner.current = NONE;
         inner.faults = Faults::default();
-        // What could not be written back is not there for ever.
-        inner.files.iter_mut().for_each(Inode::evict);
         match inner.end.take() {
             Some(End::Killed) => Life::Killed,
             Some(End::Failed(why)) => Life::Failed(why),
@@ -332,6 +349,7 @@ impl World {
         inner.events += 1;
         inner.clock += 500 + inner.random() % 1000;
         inner.note(what);
+        inner.evict_some();
         if inner.faults.kill_at == Some(inner.events) {
             self.kill(inner, me);
             return;
@@ -420,6 +438,23 @@ impl World {
         inner.files = files;
     }
 
+    /// The host needs its memory: of what it could not write only that is left which storage has.
+    pub fn evict(&self) {
+        self.lock().files.iter_mut().for_each(Inode::evict);
+    }
+
+    /// Another one with the same storage, on which nobody has done anything yet.
+    #[must_use]
+    pub fn twin(&self) -> Arc<Self> {
+        let (twin, inner) = (Self::new(0), self.lock());
+        let mut its = twin.lock();
+        (its.rng, its.clock, its.restless, its.boot) =
+            (inner.rng, inner.clock, inner.restless, inner.boot);
+        (its.files, its.names) = (inner.files.clone(), inner.names.clone());
+        drop(its);
+        twin
+    }
+
     /// A file gets another name beside the one that it has, durably. Whatever had that name has it no more.
     ///
     /// # Panics
@@ -452,6 +487,12 @@ impl World {
     pub fn counts(&self) -> (u64, u64, u64, u64) {
         let inner = self.lock();
         (inner.events, inner.calls, inner.failed_syncs, inner.failed_calls)
+    }
+
+    /// Which of the calls of files in this life were syncs, the first call being 1.
+    #[must_use]
+    pub fn syncs(&self) -> Vec<u64> {
+        self.lock().syncs.clone()
     }
 
     /// The process of the calling thread is killed. Does not come back.
