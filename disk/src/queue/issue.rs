@@ -73,6 +73,9 @@ pub(crate) struct Issuer {
     share: Option<Arc<Share>>,
     backlog: VecDeque<u16>,
     pub(crate) durable_writes: bool,
+    /// The host tells of what it has lost of the file once, to whoever syncs it first: durable writes share the disk's
+    /// syncs, as flushes do.
+    pub(super) through_cache: bool,
     /// Bytes of durable writes.
     pub(crate) durable_bytes: u64,
 }
@@ -111,12 +114,17 @@ impl Issuer {
         range.widened(unit).unwrap_or(range)
     }
 
+    /// True if a change is durable only once the disk was synced after it. What an image's map says is part of it.
+    pub(crate) fn syncs_changes(&self) -> bool {
+        self.durable_writes && (self.through_cache || self.image.is_some())
+    }
+
     /// Read or write, the latter durable if it has to be.
     #[inline]
     pub(crate) fn data_op(&self, op: Op) -> DataOp {
         match op {
             Op::Read => DataOp::Read,
-            _ if self.durable_writes => DataOp::WriteDurable,
+            _ if self.durable_writes && !self.through_cache => DataOp::WriteDurable,
             _ => DataOp::Write,
         }
     }

@@ -36,11 +36,9 @@ pub(crate) fn kind(issuer: &Issuer, needs_locks: bool, request: &Request) -> Kin
         return if op == Op::GetId { Kind::Alone } else { Kind::Barrier };
     }
     let locks = needs_locks && op.changes_disk();
-    // Trying out what merging gains is for raw images; what an image's map says is part of a durable
-    // write.
-    let alone = issuer.image.is_some()
-        && (issuer.disk.policy.mode() != SchedulerMode::Request
-            || (issuer.durable_writes && op.changes_disk()));
+    // Trying out what merging gains is for raw images; what is synced has more to do than its operation.
+    let alone = (issuer.image.is_some() && issuer.disk.policy.mode() != SchedulerMode::Request)
+        || (issuer.syncs_changes() && op.changes_disk());
     if locks || alone || range.is_empty() || !issuer.takes_directly(request) {
         return Kind::Alone;
     }

@@ -81,7 +81,8 @@ impl<C> DiskQueue<C> {
         // Where an image has its clusters is looked up.
         let idle = self.issuer.image.is_none()
             && self.scheduler.as_ref().is_none_or(|scheduler| scheduler.is_idle());
-        let ops = [(Op::Read, idle), (Op::Write, idle && !self.slow.needs_locks())];
+        let writes = idle && !self.slow.needs_locks() && !self.issuer.syncs_changes();
+        let ops = [(Op::Read, idle), (Op::Write, writes)];
         self.fast = ops.into_iter().filter(|&(_, may)| may).map(|(op, _)| 1 << op as u8).sum();
     }
 

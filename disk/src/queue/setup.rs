@@ -59,6 +59,7 @@ impl<C> DiskQueue<C> {
     /// negotiated; VIRTIO 1.2 §5.2.6.2). `unsafe` disks ignore it.
     pub fn set_durable_writes(&mut self, durable: bool) {
         self.issuer.durable_writes = durable && self.issuer.disk.cache != CacheMode::Unsafe;
+        self.choose_fast();
     }
 
     /// Who sends its requests may go without a word and come back elsewhere, as over a network: from now on what

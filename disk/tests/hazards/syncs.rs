@@ -267,6 +267,46 @@ fn c61_durable_zeroing_joins_when_it_is_done() {
     assert_eq!((gate.syncs(), gate.under_way()), (2, 0));
 }
 
+/// The host tells a lost page once, to whoever syncs first: of durable writes that run together through the page cache all
+/// hear it.
+#[test]
+fn c116_durable_writes_through_the_page_cache_share_their_syncs() {
+    let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let path = folder.path().join("disk.img");
+    File::create_new(&path).unwrap().set_len(1 << 20).unwrap();
+    let memory = Memory::new(4096, 0);
+    for path_of in [SchedulerMode::Bio, SchedulerMode::Request] {
+        let mut options = OpenOptions::new(Source::Path(path.clone()));
+        (options.cache, options.path) = (Some(CacheMode::Writethrough), path_of);
+        let (gate, disk) = (Gate::default(), Arc::new(ringway_disk::open(&options).unwrap()));
+        let bench = |number| Bench::new(gate.engine(number), Arc::clone(&disk), 512).unwrap();
+        let mut benches = [bench(0), bench(1)];
+        benches.iter_mut().for_each(|bench| bench.queue.set_durable_writes(true));
+        let write = |context: u64| Ask::new(Op::Write, context * 4096, 4096);
+        let ask = |benches: &mut [Bench<Gated>; 2], contexts: std::ops::Range<u64>| {
+            for context in contexts {
+                benches[usize::from(context % 2 == 1)].start(&memory, write(context), context);
+            }
+        };
+        ask(&mut benches, 0..1);
+        assert_eq!((turns(&mut benches), gate.syncs()), (vec![], 1), "{path_of:?}");
+        // They are written while a sync is under way, which may have been too early for them.
+        ask(&mut benches, 1..8);
+        assert_eq!((turns(&mut benches), gate.syncs()), (vec![], 1), "{path_of:?}");
+        gate.end(0);
+        assert_eq!((turns(&mut benches), gate.syncs()), (vec![(0, Status::Ok)], 2), "{path_of:?}");
+        ask(&mut benches, 8..10);
+        gate.end(-libc::ENOSPC);
+        let mut answers = turns(&mut benches);
+        answers.sort_by_key(|answer| answer.0);
+        let all: Vec<_> = (1..10).map(|context| (context, Status::IoError)).collect();
+        assert_eq!((answers, gate.syncs()), (all, 2), "{path_of:?}");
+        assert!(!gate.store().asked.contains(&IoOp::WriteDurable));
+        assert!(disk.flush_failed_here(), "{path_of:?}");
+        assert_eq!(benches[0].queue.stats().durable_bytes, 5 * 4096, "{path_of:?}");
+    }
+}
+
 /// Nobody waits for those whose client has gone: what is under way ends for the others.
 #[test]
 fn c61_who_waits_may_go_and_the_sync_goes_on() {

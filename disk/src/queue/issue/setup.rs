@@ -25,6 +25,7 @@ impl Issuer {
     ) -> Self {
         debug_assert_eq!(tag_base & 0xffff, 0);
         let max_bytes = limits.max_bytes.min(part_max(disk.cache)).min(disk.nature.max_bytes);
+        let through_cache = disk.cache != CacheMode::None && disk.is_real();
         Self {
             image: disk.image(),
             disk,
@@ -35,6 +36,7 @@ impl Issuer {
             share: None,
             backlog: VecDeque::with_capacity(depth.into()),
             durable_writes: false,
+            through_cache,
             durable_bytes: 0,
         }
     }

@@ -106,11 +106,10 @@ impl SlowPath {
         d: &mut Dispatch<'_, C, E>,
         tag: u16,
     ) -> Option<Finished<C>> {
-        // Durable writes were durable one by one; erasing by the file was not. What an image's map
-        // says is part of a write.
+        // Durable writes past the page cache were durable one by one; erasing by the file was not.
         let slot = d.slots.get(tag);
-        let image = d.issuer.image.is_some() && slot.request.op.changes_disk();
-        if d.issuer.durable_writes && (slot.stage == Stage::Erase || image) {
+        let changes = d.issuer.syncs_changes() && slot.request.op.changes_disk();
+        if changes || (d.issuer.durable_writes && slot.stage == Stage::Erase) {
             if slot.request.op == Op::Write {
                 d.issuer.durable_bytes += slot.request.range.len();
             }
