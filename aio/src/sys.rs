@@ -15,8 +15,6 @@ pub(crate) const ZERO_RANGE: c_int = libc::FALLOC_FL_ZERO_RANGE | libc::FALLOC_F
 
 /// `BLKDISCARD`, `_IO(0x12, 119)` of `linux/fs.h`.
 const BLKDISCARD: c_ulong = 0x1277;
-/// `TMPFS_MAGIC` of `linux/magic.h`.
-const TMPFS_MAGIC: libc::c_long = 0x0102_1994;
 
 /// Everything beyond what the kernel can address becomes one offset that it refuses with EINVAL.
 /// (Plain -1 would mean "at the file's own position" to it.)
@@ -142,13 +140,12 @@ pub(crate) fn is_direct(file: &File) -> io::Result<bool> {
     Ok(flags & libc::O_DIRECT != 0)
 }
 
-/// True if the file's bytes lie in memory, so that reading and writing is copying.
-pub(crate) fn is_in_memory(file: &File) -> io::Result<bool> {
-    let mut about = std::mem::MaybeUninit::<libc::statfs>::zeroed();
-    // SAFETY: the kernel fills the structure in.
-    check(unsafe { libc::fstatfs(file.as_raw_fd(), about.as_mut_ptr()) })?;
-    // SAFETY: filled in, and any bytes are a valid statfs.
-    Ok(unsafe { about.assume_init() }.f_type == TMPFS_MAGIC)
+/// True if the file's bytes lie in memory (tmpfs), so that reading and writing is copying. Only such files have seals,
+/// which the kernel knows by itself: `fstatfs` asks the file system, whose server may not answer, and takes a device
+/// for its node in `/dev`.
+pub(crate) fn is_in_memory(file: &File) -> bool {
+    // SAFETY: no memory is involved.
+    (unsafe { libc::fcntl(file.as_raw_fd(), libc::F_GET_SEALS) }) >= 0
 }
 
 /// Tells the kernel what it does not know of tmpfs: its files never block. io_uring then copies in
@@ -168,6 +165,24 @@ pub(crate) fn can_refuse_to_block(file: &File) -> bool {
     // SAFETY: one byte is read into `byte`.
     let got = unsafe { libc::preadv2(file.as_raw_fd(), &raw const iov, 1, 0, libc::RWF_NOWAIT) };
     got >= 0 || io::Error::last_os_error().raw_os_error() == Some(libc::EAGAIN)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A device is none, though its node is in a file system of memory.
+    #[test]
+    fn b68_files_in_memory_are_told_from_devices_and_others() {
+        // SAFETY: the name is a string of C.
+        let made = check(unsafe { libc::memfd_create(c"memory".as_ptr(), libc::MFD_CLOEXEC) });
+        // SAFETY: the descriptor is new and nobody else's.
+        let memory = File::from(unsafe { OwnedFd::from_raw_fd(made.unwrap()) });
+        assert!(is_in_memory(&memory));
+        for path in ["/dev/null", "/dev/zero", "/proc/self/stat", "/proc/self/exe"] {
+            assert!(!is_in_memory(&File::open(path).unwrap()), "{path}");
+        }
+    }
 }
 
 #[cfg(test)]

@@ -35,7 +35,7 @@ enum First {
 
 impl First {
     fn of(file: &File) -> io::Result<Self> {
-        if sys::is_in_memory(file)? {
+        if sys::is_in_memory(file) {
             return Ok(Self::Copy);
         }
         if sys::is_direct(file)? || !sys::can_refuse_to_block(file) {

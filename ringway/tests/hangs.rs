@@ -2,7 +2,7 @@
 #![allow(missing_docs)]
 
 use crate::common::guest::wait_for as until;
-use crate::common::{Daemon, PATIENCE, folder, ringway, run, text, write};
+use crate::common::{Daemon, PATIENCE, folder, read, ringway, run, text, write};
 use ringway_driver::Options;
 use ringway_testkit::LateStore;
 use ringway_testkit::raw::{F_FLUSH, F_VERSION_1, RawGuest};
@@ -89,4 +89,43 @@ fn e70_an_incoming_image_on_hung_storage_keeps_nobody_else_waiting() {
     until("its image is not locked", || !ctl(dir, &["list", "--json"]).1.contains(unlocked));
     drop(guest);
     daemon.stop();
+}
+
+/// Front-ends come to a disk whose file system does not answer, and to a neighbour of the same worker.
+#[test]
+fn b67_a_guest_that_comes_to_a_hung_file_system_keeps_its_worker_for_others() {
+    for engine in ["io_uring", "threads"] {
+        let (dir, mount) = (folder(), tempfile::tempdir().unwrap());
+        let dir = dir.path();
+        let store = match LateStore::mount(mount.path(), 1 << 20) {
+            Ok(store) => store,
+            Err(lack) => return lack.skip(),
+        };
+        let disk = |image: &str, socket| {
+            format!(
+                "[[disk]]\nimage = '{image}'\nsocket = '{socket}'\nformat = 'raw'\nqueues = 1\nengine = '{engine}'\n"
+            )
+        };
+        let slow = store.path().display().to_string();
+        let disks = format!("workers = 1\n{}{}", disk(&slow, "slow"), disk("disk.img", "fast"));
+        std::fs::write(dir.join("c.toml"), disks).unwrap();
+        let daemon = Daemon::serve(dir, &["--config", "c.toml"]);
+        let mut neighbour = Options::new().patience(PATIENCE).connect(dir.join("fast")).unwrap();
+        let mut fast = neighbour.queue().unwrap();
+        store.hang_reads();
+        let at = dir.join("slow");
+        let comes = std::thread::spawn(move || {
+            let mut device = Options::new().patience(PATIENCE).connect(at).unwrap();
+            let mut queue = device.queue().unwrap();
+            read(&device, &mut queue, 1)
+        });
+        until("nothing is asked of it", || store.hanging() > 0);
+        for round in 0..20 {
+            assert!(write(&neighbour, &mut fast, 1, round), "{engine}: {}", daemon.log());
+        }
+        store.let_go();
+        assert_eq!(comes.join().unwrap(), [0; 512], "{engine}");
+        drop((fast, neighbour));
+        daemon.stop();
+    }
 }

@@ -116,7 +116,7 @@ fn every_thread_is_confined_and_data_threads_more() {
         assert!(
             daemon
                 .log()
-                .contains("sandbox on: 53 system calls (workers 31 of them, their helpers 22)"),
+                .contains("sandbox on: 52 system calls (workers 30 of them, their helpers 22)"),
             "{}",
             daemon.log()
         );

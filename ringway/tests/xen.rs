@@ -93,7 +93,7 @@ fn disks_come_and_go_in_the_sandbox() {
     let image = dir.path().join("disk.img");
     let daemon = Daemon::serve(dir.path(), &OPTIONS);
     assert!(
-        daemon.log().contains("sandbox on: 52 system calls (workers 32 of them"),
+        daemon.log().contains("sandbox on: 51 system calls (workers 31 of them"),
         "{}",
         daemon.log()
     );

@@ -5,8 +5,8 @@ use crate::skip::{Lack, Need};
 use fuser::{
     BackgroundSession, BsdFileFlags, Config, Errno, FileAttr, FileHandle, FileType, Filesystem,
     FopenFlags, Generation, INodeNo, InitFlags, KernelConfig, LockOwner, MountOption, OpenFlags,
-    ReplyAttr, ReplyData, ReplyEmpty, ReplyEntry, ReplyOpen, ReplyWrite, Request, TimeOrNow,
-    WriteFlags,
+    ReplyAttr, ReplyData, ReplyEmpty, ReplyEntry, ReplyOpen, ReplyStatfs, ReplyWrite, Request,
+    TimeOrNow, WriteFlags,
 };
 use std::ffi::OsStr;
 use std::io;
@@ -53,6 +53,8 @@ struct Shared {
     /// Reads that come have no answer, and these have none: where, and how much.
     reads_hang: bool,
     reading: Vec<(u64, u32, ReplyData)>,
+    /// Nor have these, who ask about the file system.
+    asking: Vec<ReplyStatfs>,
 }
 
 impl Shared {
@@ -109,6 +111,11 @@ impl Store {
     }
 }
 
+/// Nothing is known of it.
+fn about(reply: ReplyStatfs) {
+    reply.statfs(0, 0, 0, 0, 0, 512, 255, 0);
+}
+
 impl Filesystem for Store {
     fn init(&mut self, _: &Request, config: &mut KernelConfig) -> io::Result<()> {
         // Several writes at a time, with nobody waiting for them in the kernel.
@@ -126,6 +133,14 @@ impl Filesystem for Store {
         } else {
             reply.error(Errno::ENOENT);
         }
+    }
+
+    fn statfs(&self, _: &Request, _: INodeNo, reply: ReplyStatfs) {
+        let mut shared = self.lock();
+        if shared.reads_hang {
+            return shared.asking.push(reply);
+        }
+        about(reply);
     }
 
     fn getattr(&self, _: &Request, ino: INodeNo, _: Option<FileHandle>, reply: ReplyAttr) {
@@ -240,7 +255,9 @@ impl LateStore {
     pub fn mount(folder: &Path, bytes: usize) -> Result<Self, Lack> {
         let (bytes, delay) = (vec![0; bytes], Duration::ZERO);
         let (fails, log, syncs, hanging, reads_hang, reading) = Default::default();
-        let shared = Shared { bytes, delay, fails, log, syncs, hanging, reads_hang, reading };
+        let asking = Vec::new();
+        let shared =
+            Shared { bytes, delay, fails, log, syncs, hanging, reads_hang, reading, asking };
         // What a daemon keeps of an image is named after the numbers of device and file, and the kernel gives
         // devices' numbers again: another store must not be taken for this one.
         let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(2, |time| time.as_nanos());
@@ -264,10 +281,10 @@ impl LateStore {
     #[must_use]
     pub fn hanging(&self) -> usize {
         let shared = self.store.lock();
-        shared.hanging.len() + shared.reading.len()
+        shared.hanging.len() + shared.reading.len() + shared.asking.len()
     }
 
-    /// Reads of the image that come from now on have no answer.
+    /// Reads of the image, and questions about its file system, that come from now on have no answer.
     pub fn hang_reads(&self) {
         self.store.lock().reads_hang = true;
     }
@@ -278,6 +295,7 @@ impl LateStore {
         let hanging = std::mem::take(&mut shared.hanging);
         hanging.into_iter().for_each(|reply| reply.error(Errno::ENOENT));
         shared.reads_hang = false;
+        std::mem::take(&mut shared.asking).into_iter().for_each(about);
         for (offset, size, reply) in std::mem::take(&mut shared.reading) {
             shared.read(offset, size, reply);
         }

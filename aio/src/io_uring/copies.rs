@@ -20,7 +20,7 @@ pub(super) struct Copies {
 
 /// True if writes to `file` are to be done here.
 pub(super) fn concern(file: &File) -> io::Result<bool> {
-    Ok(sys::is_in_memory(file)? && !sys::is_direct(file)?)
+    Ok(sys::is_in_memory(file) && !sys::is_direct(file)?)
 }
 
 impl Copies {

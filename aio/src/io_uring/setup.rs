@@ -67,7 +67,7 @@ impl IoUring {
 
     /// As [`Engine::attach`].
     pub(super) fn attach_file(&mut self, file: &Arc<File>) -> io::Result<FileId> {
-        if sys::is_in_memory(file)? {
+        if sys::is_in_memory(file) {
             sys::mark_nonblocking(file)?;
         }
         let id = self.files.next();

@@ -143,8 +143,6 @@ fn worker(guests: Guests) -> Vec<Call> {
         epoll_wait(),
         call!(SYS_epoll_ctl, "epoll_ctl"),
         call!(SYS_fcntl, "fcntl", fcntl()),
-        // Whether a file is in memory.
-        call!(SYS_fstatfs, "fstatfs"),
         // Leaving a CPU that a guest needs.
         // 0 is the thread that asks.
         call!(SYS_sched_getaffinity, "sched_getaffinity", Rule::Zero(0)),

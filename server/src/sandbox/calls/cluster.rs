@@ -49,6 +49,7 @@ pub(super) fn library() -> Vec<Call> {
         call!(SYS_faccessat2, "faccessat2", Rule::Refused),
         call!(SYS_unlinkat, "unlinkat", Rule::Refused),
         call!(SYS_statfs, "statfs", Rule::Refused),
+        call!(SYS_fstatfs, "fstatfs", Rule::Refused),
         call!(SYS_getdents64, "getdents64", Rule::Refused),
         call!(SYS_sched_setscheduler, "sched_setscheduler", Rule::Refused),
         call!(SYS_setpriority, "setpriority", Rule::Refused),
