@@ -405,15 +405,15 @@ fn room_for_first_writes_is_found_ahead_with_direct_io_and_given_back() {
     }
 }
 
-/// As on a network file system whose server knows no locks.
-fn without_locks(command: &mut Command) {
-    const ERRNO: u32 = libc::SECCOMP_RET_ERRNO | libc::ENOLCK as u32;
+/// As on a file system that has no such call.
+fn without(command: &mut Command, call: libc::c_long, errno: i32) {
+    let (call, errno) = (u32::try_from(call).unwrap(), errno.unsigned_abs());
     let step = |code, jf, k| libc::sock_filter { code, jt: 0, jf, k };
     let filter = [
-        // Load the number of the call; unless it is flock go on by one.
+        // Load the number of the call; unless it is that one go on by one.
         step(0x20, 0, 0),
-        step(0x15, 1, libc::SYS_flock as u32),
-        step(0x06, 0, ERRNO),
+        step(0x15, 1, call),
+        step(0x06, 0, libc::SECCOMP_RET_ERRNO | errno),
         step(0x06, 0, libc::SECCOMP_RET_ALLOW),
     ];
     let confine = move || {
@@ -441,7 +441,7 @@ fn c94_what_cannot_be_locked_is_not_overwritten() {
         let mut command = ringway();
         command.args(["create", "disk.img", "--size", "2M", "--force"]).current_dir(dir.path());
         if !locks {
-            without_locks(&mut command);
+            without(&mut command, libc::SYS_flock, libc::ENOLCK);
         }
         let output = run(command);
         let said = text(&output.stderr);
@@ -546,6 +546,42 @@ fn e72_a_clone_is_for_the_socket_that_it_was_made_for() {
         assert!(!refused.status.success() && said.contains("the clone of another disk"), "{said}");
         ctl(dir, &["add", "base.raw", "--overlay", "clones", "--socket", "a/disk.sock"]);
         assert_eq!(sector(dir, "a/disk.sock", 5), 77);
+        daemon.stop();
+    }
+    // By another way to its folder it is the same socket.
+    std::os::unix::fs::symlink("a", dir.join("link")).unwrap();
+    Daemon::serve(dir, &serve("link/disk.sock", &[])).stop();
+    // A copy is another one's as long as it says so.
+    for (option, theirs) in [("--preserve=xattr", true), ("--preserve=mode", false)] {
+        std::fs::remove_file(dir.join("clones/copy.qcow2")).ok();
+        let mut cp = Command::new("cp");
+        cp.args([option, "clones/disk.qcow2", "clones/copy.qcow2"]).current_dir(dir);
+        assert!(cp.status().unwrap().success());
+        let mut other = ringway();
+        other.arg("serve").args(serve("b/copy.sock", &[])).current_dir(dir);
+        if theirs {
+            let said = text(&run(other).stderr);
+            assert!(said.contains("whose socket is") && said.contains("a/disk.sock"), "{said}");
+        } else {
+            Daemon::start(other).stop();
+        }
+    }
+}
+
+/// Where clones cannot be told apart by their sockets it is said.
+#[test]
+fn e85_a_clone_that_keeps_no_socket_is_said_to() {
+    let dir = base();
+    let dir = dir.path();
+    for (socket, more) in [("one.sock", &[][..]), ("other.sock", &["--sandbox", "off"])] {
+        let mut serve = ringway();
+        let args = ["serve", "base.raw", "--overlay", "clones", "--socket", socket];
+        serve.args(args).args(more).current_dir(dir);
+        without(&mut serve, libc::SYS_fsetxattr, libc::EOPNOTSUPP);
+        let daemon = Daemon::start(serve);
+        let log = daemon.log();
+        assert!(log.contains("does not keep for which socket this clone was made"), "{log}");
+        put(dir, socket, 5, 77);
         daemon.stop();
     }
 }

@@ -142,7 +142,7 @@ pub(super) fn open(
 }
 
 /// A clone that has its name from the last part of a socket's path is for that socket alone: others may end alike. A
-/// file system without attributes does not tell them apart.
+/// file system without attributes does not tell them apart, which is said.
 fn check_socket(disk: &Disk, socket: &Path) -> anyhow::Result<()> {
     let (file, socket) = (disk.file(), Location::of(socket));
     let (ours, mut its) = (socket.real().as_os_str().as_bytes(), [0; 4096]);
@@ -157,7 +157,15 @@ fn check_socket(disk: &Disk, socket: &Path) -> anyhow::Result<()> {
             SOCKET.to_string_lossy()
         ),
         Err(_) => {
-            let _ = fsetxattr(&file, SOCKET, ours, XattrFlags::empty());
+            let kept = fsetxattr(&file, SOCKET, ours, XattrFlags::empty());
+            if let (Err(error), false) = (kept, disk.geometry().read_only) {
+                tracing::warn!(
+                    disk = disk.name(),
+                    "its file system does not keep for which socket this clone was made ({error}): another one whose \
+                     path ends alike would be served it. Give sockets names of their own, or say --base and the \
+                     clone's own name"
+                );
+            }
         }
     }
     Ok(())
