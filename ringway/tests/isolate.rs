@@ -158,6 +158,9 @@ fn e06_isolated_disks_are_reached_as_others_are() {
     let resumed = ctl(&["resume", "0"]).unwrap();
     assert_eq!((&resumed["state"], &resumed["id"]), (&"serving".into(), &0.into()));
     assert_eq!(ctl(&["drain", "b"]).unwrap()["id"], 2);
+    let (name, root) = (dir.path().file_name().unwrap(), dir.path().parent().unwrap());
+    let other = root.join(name).join("..").join(name).join("b.img");
+    assert_eq!(ctl(&["drain", other.to_str().unwrap()]).unwrap()["id"], 2);
     let resized = ctl(&["resize", "b.img", "8M"]).unwrap();
     assert_eq!((&resized["to"], &resized["id"]), (&(8 * MIB).into(), &2.into()));
     let refused = ctl(&["resize", "b.img", "1M"]).unwrap_err();
@@ -610,6 +613,43 @@ fn e06_the_end_of_what_starts_processes_is_told_and_ends_nothing() {
     assert_eq!(daemon.log().matches(message).count(), 1, "it is told once");
     b.stop();
     c.stop();
+    daemon.stop();
+}
+
+/// What opens files for the process of one disk has ended: it is listed for that disk, until its process is another one.
+#[test]
+fn e86_the_end_of_what_opens_files_for_a_disks_process_is_told() {
+    let dir = folder();
+    let daemon = three(dir.path());
+    let guests = ["a", "b", "c"].map(|socket| Guest::start(connect(dir.path(), socket)));
+    let mut events = BufReader::new(UnixStream::connect(dir.path().join("ctl")).unwrap());
+    events.get_ref().set_read_timeout(Some(PATIENCE)).unwrap();
+    events.get_mut().write_all(b"{\"command\":\"events\"}\n").unwrap();
+    let mut lines = events.lines().map(Result::unwrap);
+    assert!(lines.next().is_some_and(|answer| answer.contains("\"ok\":true")));
+    let its = process(dir.path(), 0).unwrap();
+    let is_helper = |pid: &u32| {
+        let name = std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
+        name.trim() == "ringway-helper"
+    };
+    let helper =
+        children(u32::try_from(its).unwrap()).into_iter().find(is_helper).expect("it has one");
+    kill(helper as i32, libc::SIGKILL);
+    let event: Value = serde_json::from_str(&lines.next().unwrap()).unwrap();
+    assert_eq!((&event["event"], &event["id"]), (&"helper-ended".into(), &0.into()));
+    let lacks = || ctl(dir.path(), &["list"]).unwrap()["daemon"]["lacks"].clone();
+    until("it is not listed", || lacks().as_array().is_some_and(|all| all.len() == 1));
+    let said = lacks()[0].as_str().unwrap().to_owned();
+    assert!(said.contains("a.img: ") && said.contains("(ringway-helper)"), "{said}");
+    guests.iter().for_each(|guest| guest.goes_on(10));
+    // Others have theirs.
+    assert!(ctl(dir.path(), &["add", "null:1G", "--socket", "t", "--isolate"]).is_ok());
+    kill(its, libc::SIGKILL);
+    until("it lacks it for ever", || lacks() == Value::Null);
+    guests.into_iter().for_each(|guest| {
+        guest.goes_on(10);
+        guest.stop();
+    });
     daemon.stop();
 }
 

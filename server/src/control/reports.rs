@@ -26,9 +26,12 @@ pub(super) fn list(disks: &Disks) -> List {
     // Asked all at once: who does not answer keeps the others waiting once.
     let asked: Vec<_> = isolated.iter().map(|disk| disk.ask(json!({"command": "list"}))).collect();
     let begun = Instant::now();
+    let mut lacks = disks.all_it_lacks();
     for (disk, answer) in isolated.iter().zip(asked) {
         let answer = answer.wait(TIMEOUT.saturating_sub(begun.elapsed())).ok();
-        let said = answer.and_then(|answer| serde_json::from_value::<List>(answer).ok());
+        let mut said = answer.and_then(|answer| serde_json::from_value::<List>(answer).ok());
+        let its = said.iter_mut().flat_map(|said| std::mem::take(&mut said.daemon.lacks));
+        lacks.extend(its.map(|what| format!("{}: {what}", disk.image())));
         all.push(disk.facts(said.and_then(|said| said.disks.into_iter().next())));
     }
     all.sort_by_key(|disk| disk.id);
@@ -37,7 +40,7 @@ pub(super) fn list(disks: &Disks) -> List {
             version: env!("CARGO_PKG_VERSION").into(),
             pid: std::process::id(),
             uptime_us: micros(disks.begun.elapsed()),
-            lacks: disks.all_it_lacks(),
+            lacks,
         },
         disks: all,
         limit_groups: disks.limit_group_facts(),
