@@ -503,6 +503,30 @@ fn e30_a_disk_that_cannot_be_added_is_not_listed() {
     daemon.stop();
 }
 
+/// What can change does, and the rest is named.
+#[test]
+fn e91_what_a_file_says_of_a_disk_that_was_added_by_hand_counts() {
+    let dir = folder();
+    let dir = dir.path();
+    say(dir, ONE);
+    let daemon = Daemon::serve(dir, &["--config", "c.toml"]);
+    ctl(dir, &["add", "null:2G", "--socket", "u"]).unwrap();
+    let words = "read-only = true\nlimits = { iops = 5 }\non-read-error = 'hold'\n";
+    let at = |image: &str| format!("{ONE}[[disk]]\nimage = '{image}'\nsocket = 'u'\n");
+    say(dir, &(at("null:2G") + words));
+    let done = ctl(dir, &["reload"]).unwrap();
+    assert_eq!(done["left"], json!([{"image": "null:2G", "words": ["read-only"]}]), "{done}");
+    let its = json!(["null:2G"]);
+    assert_eq!((&done["limited"], &done["policies"]), (&its, &its), "{done}");
+    assert_eq!(ctl(dir, &["list"]).unwrap()["disks"][1]["limits"], json!({"iops": 5}));
+    // Another image there: its guest is not to be served that.
+    say(dir, &at("null:3G"));
+    let done = ctl(dir, &["reload"]).unwrap();
+    assert_eq!(done["left"], json!([{"image": "null:2G", "words": ["image"]}]), "{done}");
+    assert_eq!(done["unchanged"], 1, "{done}");
+    daemon.stop();
+}
+
 #[test]
 fn a_group_of_a_file_may_be_called_none() {
     let dir = folder();

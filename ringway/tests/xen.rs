@@ -6,6 +6,7 @@ use crate::common::{Daemon, PATIENCE, folder, ringway, run, text};
 use ringway_testkit::FakeStore;
 use ringway_testkit::{Need, skip};
 use std::os::unix::fs::{PermissionsExt, chown};
+use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -254,6 +255,36 @@ fn a_host_without_xen_is_told_of() {
         .unwrap();
     let error = refused(&OPTIONS);
     assert!(error.contains("--xen-records records: others can write to it"), "{error}");
+}
+
+/// What a daemon makes for itself is nobody else's.
+#[test]
+fn e88_folders_of_a_daemon_are_its_own_whatever_the_umask_is() {
+    let dir = folder();
+    let dir = dir.path();
+    let _xen = Toolstack::new(dir);
+    let mut serve = ringway();
+    serve.args(["serve", "--xen", "--xen-store", "store", "--xen-records", "run/ringway/xen"]);
+    serve.args(["--state-dir", "run/ringway/state", "--control", "ctl"]).current_dir(dir);
+    let open_to_all = || {
+        // SAFETY: it takes a number.
+        unsafe { libc::umask(0) };
+        Ok(())
+    };
+    // SAFETY: one system call.
+    unsafe { serve.pre_exec(open_to_all) };
+    let daemon = Daemon::start(serve);
+    for (path, right) in [
+        ("run", 0o755),
+        ("run/ringway", 0o755),
+        ("run/ringway/xen", 0o700),
+        ("run/ringway/state", 0o700),
+        ("ctl", 0o600),
+    ] {
+        let mode = dir.join(path).symlink_metadata().unwrap().permissions().mode();
+        assert_eq!(mode & 0o777, right, "{path}");
+    }
+    daemon.stop();
 }
 
 /// A guest that has its disk already loses it for good if its back-end says that it is closed.
