@@ -133,6 +133,10 @@ metrics! {
         "Times the path in use has changed.";
     DISK_NOT_POLLED = Gauge "ringway_disk_not_polled" "" ["disk"]
         "1 if completions were to be polled for (--iopoll) and the device has no queues for that.";
+    DISK_SERVER_AWAY = Gauge "ringway_disk_server_away" "" ["disk"]
+        "1 if the NBD server of the disk, or of its base, is away.";
+    DISK_FLUSHES_FAIL = Gauge "ringway_disk_flushes_fail" "" ["disk"]
+        "1 if flushes fail, as one has before or answered writes may be lost.";
     DISK_RECOVERED = Counter "ringway_disk_recovered_requests_total" "requests" ["disk"]
         "Requests that a predecessor had left in flight and that were carried out.";
     DISK_KICKS = Counter "ringway_disk_kicks_total" "" ["disk"]

@@ -143,6 +143,8 @@ pub struct DiskFacts {
     /// What becomes of requests that the disk fails.
     #[serde(default)]
     pub errors: ErrorFacts,
+    #[serde(default)]
+    pub storage: StorageFacts,
     pub state: State,
     /// Requests that the disk has failed, and that wait to be tried again.
     #[serde(default)]
@@ -200,6 +202,31 @@ impl PathFacts {
             false => format!("{}: {}", self.kind, self.in_use),
         };
         chosen + if self.not_polled { ", not polled" } else { "" }
+    }
+}
+
+/// What is wrong with what holds a disk's data.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+pub struct StorageFacts {
+    /// Why its NBD server is away, if it is.
+    pub server_away: Option<String>,
+    /// Flushes fail, as one has before.
+    pub flushes_fail: bool,
+}
+
+impl StorageFacts {
+    /// What somebody should look at.
+    pub fn words(&self) -> Vec<String> {
+        let away = self.server_away.as_ref();
+        let away =
+            away.map(|why| format!("its NBD server is away, and requests wait for it: {why}"));
+        let fail = self.flushes_fail.then(|| {
+            "its flushes fail, as one has before or answered writes may be lost: the log says which, and what \
+             ends that"
+                .to_owned()
+        });
+        away.into_iter().chain(fail).collect()
     }
 }
 
@@ -262,6 +289,8 @@ pub struct DiskStatsOf {
     pub cache: String,
     #[serde(default)]
     pub path: PathFacts,
+    #[serde(default)]
+    pub storage: StorageFacts,
     pub state: State,
     pub connected: bool,
     /// What is wrong with its front-end, as far as the daemon can see, if its queues do not run or nothing has come

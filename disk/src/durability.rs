@@ -186,6 +186,12 @@ impl Disk {
         }
     }
 
+    /// True if flushes fail, as one has before.
+    #[must_use]
+    pub fn flushes_fail(&self) -> bool {
+        self.flush_failed.load(SeqCst)
+    }
+
     /// True if a flush has failed since the disk was opened.
     #[must_use]
     pub fn flush_failed_here(&self) -> bool {

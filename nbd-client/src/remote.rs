@@ -5,7 +5,7 @@ use crate::connect::Connected;
 use crate::first_flush::flush;
 use crate::handshake::Negotiated;
 use crate::ledger::Counts;
-use crate::shared::{Shared, Wish};
+use crate::shared::{OnOutage, Shared, Wish};
 use crate::supervisor::{Connect, Supervisor, Timeouts};
 use ringway_nbd_words::offers;
 use rustix::net::{Shutdown, shutdown};
@@ -65,6 +65,18 @@ impl Remote {
         self.away.get().map(String::as_str)
     }
 
+    /// Why there is no connection, if its server is away now.
+    #[must_use]
+    pub fn outage(&self) -> Option<String> {
+        self.shared.outage()
+    }
+
+    /// Has `call` be called when its server has gone and when it is back, by the thread that connects. It must not
+    /// block. The first one is kept.
+    pub fn on_outage(&self, call: Box<dyn Fn() + Send + Sync>) {
+        let _ = self.shared.on_outage.set(OnOutage(call));
+    }
+
     /// True if it was away, and no connection that has come since was used.
     #[must_use]
     pub fn never_came(&self) -> bool {
@@ -118,6 +130,7 @@ impl Remote {
         unused.for_each(|socket| {
             let _ = shutdown(&*socket, Shutdown::Both);
         });
+        self.shared.set_outage(Some(&why));
         let _ = self.away.set(why);
     }
 
@@ -128,7 +141,7 @@ impl Remote {
         let shared = &self.shared;
         let offered = shared.negotiated.offers(offers::SEND_FLUSH);
         let owed = shared.ledger.is_owed() && !shared.ledger.is_lost();
-        offered && owed && !shared.away.load(SeqCst)
+        offered && owed && shared.outage().is_none()
     }
 
     /// Starts the thread that has lost connections come back, by `connect`. Requests wait meanwhile, or

@@ -4,10 +4,20 @@ use crate::connect::Connected;
 use crate::handshake::Negotiated;
 use crate::ledger::Ledger;
 use ringway_aio::bells::Waker;
+use std::fmt;
 use std::fs::File;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::SeqCst};
 use std::sync::mpsc::Sender;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+
+/// What is called when an outage begins and when it is over.
+pub(crate) struct OnOutage(pub(crate) Box<dyn Fn() + Send + Sync>);
+
+impl fmt::Debug for OnOutage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("OnOutage")
+    }
+}
 
 /// An export in use.
 #[derive(Debug)]
@@ -19,8 +29,10 @@ pub(crate) struct Shared {
     pub(crate) ledger: Ledger,
     /// Its owner has gone.
     pub(crate) ended: AtomicBool,
-    /// A connection is lost, and not all are there again.
-    pub(crate) away: AtomicBool,
+    /// Why there is no connection, from the moment when one is lost until all are there again.
+    outage: Mutex<Option<String>>,
+    /// Called when that begins and when it is over.
+    pub(crate) on_outage: OnceLock<OnOutage>,
     /// There were connections after those that it was made with.
     pub(crate) came: AtomicBool,
     /// Its connections, at least one.
@@ -95,7 +107,8 @@ impl Shared {
             export: connected.export.clone(),
             ledger: Ledger::default(),
             ended: AtomicBool::new(false),
-            away: AtomicBool::new(false),
+            outage: Mutex::new(connected.away.clone()),
+            on_outage: OnceLock::new(),
             came: AtomicBool::new(false),
             lanes: sockets.iter().map(|socket| Arc::new(Lane::new(socket))).collect(),
             engines: AtomicUsize::new(1),
@@ -139,6 +152,21 @@ impl Shared {
     pub(crate) fn take(&self, seat: usize) -> Option<usize> {
         let mut own = (0..self.lanes.len()).filter(|&lane| self.seat_of(lane) == seat);
         own.find(|&lane| !self.lanes[lane].taken.swap(true, SeqCst))
+    }
+
+    /// Why there is no connection, if a server is away.
+    pub(crate) fn outage(&self) -> Option<String> {
+        lock(&self.outage).clone()
+    }
+
+    /// There is no connection, for this reason; or there is one.
+    pub(crate) fn set_outage(&self, why: Option<&str>) {
+        let before = std::mem::replace(&mut *lock(&self.outage), why.map(str::to_owned));
+        if before.is_some() != why.is_some() {
+            if let Some(call) = self.on_outage.get() {
+                (call.0)();
+            }
+        }
     }
 
     /// Tells the supervisor that a connection is lost.

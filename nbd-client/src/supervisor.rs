@@ -120,7 +120,7 @@ impl Supervisor {
         last: &mut Option<Outage>,
     ) -> Option<()> {
         let shared = self.shared.upgrade()?;
-        shared.away.store(true, SeqCst);
+        shared.set_outage(Some(&wish.why));
         let answered = |lane: &Arc<Lane>| lane.answered.swap(false, Relaxed);
         // All of them are asked.
         let answers = shared.lanes.iter().filter(|lane| answered(lane)).count();
@@ -161,14 +161,16 @@ impl Supervisor {
                 Ok(new) => {
                     let lanes = shared.lanes.iter().zip(new.sockets());
                     lanes.for_each(|(lane, new)| lane.connect(new));
-                    shared.away.store(false, SeqCst);
                     shared.came.store(true, SeqCst);
+                    shared.set_outage(None);
                     outage.tell_end(&shared.name);
                     return Some(());
                 }
                 Err(error) => error,
             };
-            outage.tell_reason(&shared.name, &error.to_string());
+            let why = error.to_string();
+            shared.set_outage(Some(&why));
+            outage.tell_reason(&shared.name, &why);
             outage.fail_if_over(&shared.name, &shared.lanes);
             drop(shared);
             outage.rest();

@@ -47,6 +47,8 @@ pub(crate) fn words(happened: Happened) -> (&'static str, bool, String) {
         Happened::Failed { operation, count, error, .. } => {
             ("failed", true, format!("{count} × {operation}: {error}"))
         }
+        Happened::ServerAway { why } => ("server away", true, why),
+        Happened::ServerBack => ("server back", false, none),
         Happened::Held { held } => ("held", true, held.as_ref().map_or(none, held_words)),
         Happened::Released => ("no longer held", false, none),
         Happened::LimitsChanged { limits, limit_group } => {

@@ -448,7 +448,7 @@ fn what_a_full_file_system_does_is_told() {
 }
 
 /// Where each kind of event is read through the control socket; of one that is not, why.
-const READ_IN: [(&str, &str); 31] = [
+const READ_IN: [(&str, &str); 33] = [
     ("added", "events.rs"),
     ("removed", "events.rs"),
     ("connected", "events.rs"),
@@ -465,6 +465,8 @@ const READ_IN: [(&str, &str); 31] = [
     ("resumed", "events.rs"),
     ("path-changed", "events.rs"),
     ("failed", "events.rs"),
+    ("server-away", "remote.rs"),
+    ("server-back", "remote.rs"),
     ("held", "events.rs"),
     ("released", "events.rs"),
     ("limits-changed", "events.rs"),

@@ -505,6 +505,8 @@ const WANTED: &[(&str, Want)] = &[
     ("ringway_disk_path", Is("/fails\",path=\"bio\"", 1.0)),
     ("ringway_disk_path_switches_total", Not("up to measured speed: scheduler/src/auto/tests.rs")),
     ("ringway_disk_not_polled", Is("/plain\"", 0.0)),
+    ("ringway_disk_server_away", Is("/plain\"", 0.0)),
+    ("ringway_disk_flushes_fail", Is("/plain\"", 0.0)),
     ("ringway_disk_recovered_requests_total", Is("/held\"", 2.0)),
     // One for each request at most, and a doorbell may be found rung once more when a queue begins.
     ("ringway_disk_kicks_total", Within("/plain\"", 1.0, 20.0)),

@@ -7,9 +7,10 @@ use crate::common::exports::{
 };
 use crate::common::guest::{ctl, wait_for as until};
 use crate::common::nbd::{Server, server};
-use crate::common::{Daemon, folder, ringway, run, snapshot, text};
+use crate::common::{Daemon, PATIENCE, folder, ringway, run, snapshot, text};
 use ringway_driver::{BlkQueue, BufferPool};
 use ringway_testkit::{Need, pattern, skip};
+use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
@@ -1023,6 +1024,58 @@ fn e76_a_server_that_does_not_answer_the_first_flush_keeps_no_other_disk_from_be
         let mut queue = device.queue().unwrap();
         assert!(crate::common::write(&device, &mut queue, 3, 7), "{more:?}: {}", log());
         drop((queue, device, others, other));
+        daemon.stop();
+    }
+}
+
+/// Whoever looks after guests is told of a server that is away where else it looks, not in the log alone.
+#[test]
+fn e84_a_server_that_is_away_is_shown_until_it_is_back() {
+    for more in [&[][..], &["--isolate"]] {
+        let dir = folder();
+        let path = dir.path();
+        let start = || nbdkit(path, &["memory", "8M"]);
+        let Some(server) = start() else { return };
+        let args = [&["--state-dir", "state", "--control", "ctl"][..], more].concat();
+        let daemon = serve(path, &args);
+        let mut events = BufReader::new(UnixStream::connect(path.join("ctl")).unwrap());
+        events.get_ref().set_read_timeout(Some(PATIENCE)).unwrap();
+        events.get_mut().write_all(b"{\"command\":\"events\"}\n").unwrap();
+        let mut lines = events.lines().map(Result::unwrap);
+        assert!(lines.next().is_some_and(|answer| answer.contains("\"ok\":true")));
+        let mut event = |what: &str| {
+            let word = format!("\"event\":\"{what}\"");
+            lines.find(|line| line.contains(&word)).expect("it is told")
+        };
+        let said = |args: &[&str]| {
+            let mut command = ringway();
+            command.args(["ctl", "--control", "ctl"]).args(args).current_dir(path);
+            text(&run(command).stdout)
+        };
+        let storage = |what: &str| {
+            let answer: serde_json::Value = serde_json::from_str(&said(&[what, "--json"])).unwrap();
+            answer["disks"][0]["storage"].clone()
+        };
+        let well = serde_json::json!({ "server_away": null, "flushes_fail": false });
+        assert_eq!((storage("list"), storage("stats")), (well.clone(), well.clone()));
+        let mut device = connect(path, 1);
+        let mut queue: BlkQueue<()> = device.queue().unwrap();
+        queue.flush(()).unwrap();
+        assert!(crate::common::finish(&mut queue).0, "{more:?}");
+        drop(server);
+        assert!(event("server-away").contains("\"id\":0"));
+        for what in ["list", "stats"] {
+            assert!(storage(what)["server_away"].is_string(), "{more:?}: {}", storage(what));
+        }
+        assert!(said(&["list"]).contains("its NBD server is away, and requests wait"), "{more:?}");
+        let mut top = ringway();
+        top.args(["top", "--control", "ctl", "--once"]).current_dir(path);
+        let shown = text(&run(top).stdout);
+        assert!(shown.contains("no server"), "{more:?}: {shown}");
+        let _server = start();
+        event("server-back");
+        assert_eq!((storage("list"), storage("stats")), (well.clone(), well), "{more:?}");
+        drop((queue, device));
         daemon.stop();
     }
 }

@@ -574,9 +574,17 @@ fn b66_flushes_go_on_when_somebody_says_so() {
         a_flush_has_failed(dir);
         kill_all(daemon);
         let daemon = serve(dir, more);
+        let shown = |is: bool| {
+            let list: serde_json::Value =
+                serde_json::from_str(&ctl(dir, &["list", "--json"])).unwrap();
+            assert_eq!(list["disks"][0]["storage"]["flushes_fail"], is, "{list}");
+            assert_eq!(ctl(dir, &["list"]).contains("its flushes fail"), is);
+        };
+        shown(true);
         assert!(!flush(&mut queue));
         assert!(daemon.log().contains("ctl retry --flushes"), "{}", daemon.log());
         assert!(ctl(dir, &["retry", "0", "--flushes"]).contains("flushes are tried again"));
+        shown(false);
         assert!(flush(&mut queue), "{}", daemon.log());
         assert!(ctl(dir, &["retry", "0", "--flushes"]).contains("no flush had failed"));
         kill_all(daemon);

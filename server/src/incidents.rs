@@ -1,6 +1,6 @@
 //! Says in the log what went wrong on disks: the errors of the host, and requests that go a costly
 //! way. Once a minute for each disk and kind, with the count since. Also when a disk begins to hold
-//! requests, and when none is held any more.
+//! requests, and when none is held any more; and to readers of events when its NBD server has gone, and is back.
 //!
 //! Workers only write counters and ring: a daemon whose disks are well sleeps here for ever. Lines that
 //! were left out of the log are counted here, too, if no line of their kind does.
@@ -26,6 +26,9 @@ const QUIET: Duration = Duration::from_secs(60);
 /// A disk's costly requests are reported once in this time: they go on until the guest is changed.
 const QUIET_DETOURS: Duration = Duration::from_secs(3600);
 
+/// That a server has gone or is back is told this long after the last time: of shorter outages only what came of them.
+const QUIET_SERVER: Duration = Duration::from_secs(6);
+
 /// The thread that reports them. It ends when this is dropped.
 pub(crate) struct Incidents {
     shared: Arc<Shared>,
@@ -49,6 +52,8 @@ struct Watched {
     /// Its guest has reached it again since, and that was not told yet.
     limit_waits: bool,
     spell: Spell,
+    /// Whether its server was away, and when, as far as that was told.
+    away: (bool, Option<Instant>),
 }
 
 impl Incidents {
@@ -77,9 +82,16 @@ impl Incidents {
             limit_reported: None,
             limit_waits: false,
             spell: Spell::default(),
+            away: (false, None),
         });
         let bell = Arc::clone(&self.shared.bell);
+        disk.on_server_away(move || ring(&bell));
+        let bell = Arc::clone(&self.shared.bell);
         disk.incidents().on_incident(Box::new(move || ring(&bell)));
+        if disk.server_away().is_some() {
+            // Before anybody listened.
+            ring(&self.shared.bell);
+        }
     }
 
     /// Reports what is left to be reported of a disk, and forgets it.
@@ -138,8 +150,20 @@ impl Shared {
                     }
                 }
             }
+            let why = disk.server_away();
+            if why.is_some() != watched.away.0 {
+                match left(watched.away.1, now, QUIET_SERVER) {
+                    Some(left) => next = Some(next.map_or(left, |next| next.min(left))),
+                    None => {
+                        watched.away = (why.is_some(), Some(now));
+                        let happened =
+                            why.map_or(Happened::ServerBack, |why| Happened::ServerAway { why });
+                        self.events.tell(Some((watched.id, disk.name())), happened);
+                    }
+                }
+            }
             if disk.has_reached_limit() {
-                match left(watched.limit_reported, now) {
+                match left(watched.limit_reported, now, QUIET) {
                     Some(left) => {
                         watched.limit_waits = true;
                         next = Some(next.map_or(left, |next| next.min(left)));
@@ -159,7 +183,7 @@ impl Shared {
             let record = disk.incidents();
             for kind in (0..Record::KINDS).filter(|&kind| record.has_unreported(kind)) {
                 let reported = &mut watched.reported[kind];
-                if let Some(left) = left(*reported, now) {
+                if let Some(left) = left(*reported, now, QUIET) {
                     next = Some(next.map_or(left, |next| next.min(left)));
                 } else if let Some(failures) = record.take(kind) {
                     *reported = Some(now);
@@ -187,9 +211,9 @@ impl Shared {
 }
 
 /// How long something that was `reported` is not reported again; `None` if it may be.
-fn left(reported: Option<Instant>, now: Instant) -> Option<Duration> {
+fn left(reported: Option<Instant>, now: Instant, quiet: Duration) -> Option<Duration> {
     let since = reported.map(|reported| now.saturating_duration_since(reported));
-    since.filter(|&since| since < QUIET).map(|since| QUIET - since)
+    since.filter(|&since| since < quiet).map(|since| quiet - since)
 }
 
 fn tell(disk: &Disk, failures: &Failures) {

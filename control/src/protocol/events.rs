@@ -104,6 +104,10 @@ pub enum Happened {
         error: String,
         sector: Option<u64>,
     },
+    /// The NBD server of a disk, or of its base, is away. Short outages that follow each other are told as one.
+    ServerAway { why: String },
+    /// It is back.
+    ServerBack,
     /// Requests that the host's disk has failed are held: their guest waits.
     Held {
         /// `None` where they were held for a moment only.

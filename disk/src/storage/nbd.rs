@@ -112,4 +112,17 @@ impl Disk {
     pub fn remote(&self) -> Option<&Arc<Remote>> {
         self.storage.as_any().downcast_ref().map(|Export(remote)| remote)
     }
+
+    /// Why the server that has its data, or those of its base, is away, if it is.
+    #[must_use]
+    pub fn server_away(&self) -> Option<String> {
+        self.remote().or_else(|| self.remote_base())?.outage()
+    }
+
+    /// Has `call` be called when that server has gone and when it is back. It must not block.
+    pub fn on_server_away(&self, call: impl Fn() + Send + Sync + 'static) {
+        if let Some(remote) = self.remote().or_else(|| self.remote_base()) {
+            remote.on_outage(Box::new(call));
+        }
+    }
 }

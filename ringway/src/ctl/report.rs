@@ -119,7 +119,15 @@ fn list(list: &List) -> String {
             )
         })
         .collect();
-    let held = held + &front_ends + &not_polled;
+    let storage: String = list
+        .disks
+        .iter()
+        .flat_map(|disk| {
+            let name = |words| format!("{}: {words}\n", disk.image);
+            disk.storage.words().into_iter().map(name)
+        })
+        .collect();
+    let held = held + &storage + &front_ends + &not_polled;
     let groups = list.limit_groups.iter().map(|group| {
         let disks: Vec<_> = group.disks.iter().map(u64::to_string).collect();
         let disks = if disks.is_empty() { "-".to_owned() } else { disks.join(" ") };

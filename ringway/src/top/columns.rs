@@ -121,10 +121,12 @@ pub(super) fn queue(queue: &QueueFigures) -> [String; COUNT] {
 }
 
 /// What matters most: a disk that takes no requests, one with requests that it has failed and that
-/// wait, one that does not answer some, or one without a front-end.
+/// wait, one whose storage is in trouble, one that does not answer some, or one without a front-end.
 pub(super) fn state(disk: &DiskFigures) -> &'static str {
     match (disk.state, disk.connected) {
         (State::Serving, _) if disk.held > 0 => "held",
+        (State::Serving, _) if disk.storage.server_away.is_some() => "no server",
+        (State::Serving, _) if disk.storage.flushes_fail => "no flush",
         (State::Serving, _) if disk.front_end.is_some() => "no guest",
         (State::Serving, true) if disk.overdue > 0 => "overdue",
         (State::Serving, true) if is_throttled(disk) => "at limit",

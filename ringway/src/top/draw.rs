@@ -35,6 +35,7 @@ working       part of a worker's time spent on requests
 spinning      part of it spent on looking for more; asleep: neither
 serving       no front-end is connected; paused: by ctl pause
 held          failed requests wait; no guest: no queue of it is used
+no server     its NBD server is away; no flush: flushes fail
 overdue       requests have been under way for too long
 at limit      requests wait for a limit, which is in no latency
 
@@ -177,7 +178,9 @@ fn row(app: &App, line: At, fits: &[usize], has_picture: bool) -> Row<'static> {
 /// A disk that needs somebody to look at it stands out.
 fn tone(disk: &DiskFigures) -> Style {
     match columns::state(disk) {
-        "stuck" | "overdue" | "held" | "no guest" => Style::new().fg(Color::Red).bold(),
+        "stuck" | "overdue" | "held" | "no guest" | "no server" | "no flush" => {
+            Style::new().fg(Color::Red).bold()
+        }
         "paused" | "unlocked" | "leaving" | "at limit" => Style::new().fg(Color::Yellow),
         "serving" => Style::new().fg(Color::DarkGray),
         _ => Style::new(),
@@ -230,6 +233,7 @@ fn draw_detail(frame: &mut Frame<'_>, app: &App, area: Rect) {
     if let Some(words) = &disk.front_end {
         lines.insert(0, words.clone());
     }
+    disk.storage.words().into_iter().for_each(|words| lines.insert(0, words));
     if let Some(words) = limits(disk) {
         lines.push(format!("limits  {words}"));
     }

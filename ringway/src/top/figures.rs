@@ -4,7 +4,7 @@
 use super::buckets::{Buckets, Percentiles};
 use ringway_control::protocol::{
     Counts, DaemonFacts, DiskFacts, DiskStatsOf, HeldFacts, Latencies, List, PathFacts,
-    QueueStatsOf, Spread, State, Stats, WorkerStatsOf,
+    QueueStatsOf, Spread, State, Stats, StorageFacts, WorkerStatsOf,
 };
 use serde::Serialize;
 use std::collections::{BTreeMap, VecDeque};
@@ -53,6 +53,8 @@ pub(super) struct DiskFigures {
     /// What is wrong with its front-end, if its queues do not run.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) front_end: Option<String>,
+    /// What is wrong with what holds its data.
+    pub(super) storage: StorageFacts,
     /// How many front-ends have connected so far.
     pub(super) connections: u64,
     pub(super) engine: String,
@@ -245,6 +247,7 @@ fn disk_figures(
         state: now.state,
         connected: now.connected,
         front_end: now.front_end.clone(),
+        storage: now.storage.clone(),
         connections: now.connections,
         engine: now.engine.clone(),
         engine_why: facts.engine_why.clone(),

@@ -3,7 +3,7 @@
 use super::figures::Sample;
 use ringway_control::protocol::{
     Counts, DaemonFacts, DiskFacts, DiskStatsOf, ErrorFacts, Latencies, List, PathFacts,
-    QueueStatsOf, Spread, State, Stats, WorkerStatsOf,
+    QueueStatsOf, Spread, State, Stats, StorageFacts, WorkerStatsOf,
 };
 
 /// What one answer counts. Disk 0, `/srv/vm1.img`, is in use by one queue; nobody uses disk 1,
@@ -120,6 +120,7 @@ pub(super) fn sample(case: &Fixture) -> Sample {
         cache_why: "O_DIRECT works".into(),
         path: path.clone(),
         errors: ErrorFacts::default(),
+        storage: StorageFacts::default(),
         state: State::Serving,
         held: None,
         qcow2: None,

@@ -7,7 +7,7 @@ use super::super::stats::EngineAnswers;
 use hdrhistogram::Histogram;
 use ringway_control::protocol::{
     Buckets, DaemonFacts, DiskFacts, DiskStatsOf, DurationsOf, FailuresOf, Latencies, List,
-    PathFacts, Qcow2Facts, QueueStatsOf, Spread, State, Stats, WorkerStatsOf,
+    PathFacts, Qcow2Facts, QueueStatsOf, Spread, State, Stats, StorageFacts, WorkerStatsOf,
 };
 use ringway_disk::{Disk, EngineKind, Failures, Incidents};
 use ringway_export::{
@@ -92,6 +92,7 @@ pub(crate) fn facts(served: &Served) -> DiskFacts {
         cache_why: disk.cache_why().into(),
         path: path(disk),
         errors: (&**disk).into(),
+        storage: storage(disk),
         state: state(served),
         held: disk.held().map(Into::into),
         qcow2: Qcow2Facts::of(disk, served.base.clone(), served.is_ephemeral()),
@@ -115,6 +116,10 @@ fn path(disk: &Disk) -> PathFacts {
         switches: path.switches(),
         not_polled: disk.is_not_polled(),
     }
+}
+
+fn storage(disk: &Disk) -> StorageFacts {
+    StorageFacts { server_away: disk.server_away(), flushes_fail: disk.flushes_fail() }
 }
 
 pub(super) fn state(served: &Served) -> State {
@@ -195,6 +200,7 @@ fn disk_stats(served: &Served, asked: &[EngineAnswers], detail: Detail) -> DiskS
         engine: disk.engine().to_string(),
         cache: disk.cache().to_string(),
         path: path(disk),
+        storage: storage(disk),
         state: state(served),
         connected: report.connected,
         front_end: report.front_end,

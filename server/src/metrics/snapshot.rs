@@ -253,7 +253,10 @@ impl Snapshot {
         self.count(to, &list::DISK_MERGES_SPLIT, |disk| disk.counts.merged_split)?;
         self.count(to, &list::DISK_DEADLINES, |disk| disk.counts.deadlines)?;
         self.count(to, &list::DISK_PATH_SWITCHES, |disk| disk.path.switches)?;
-        self.each(to, &list::DISK_NOT_POLLED, |disk| disk.stats.path.not_polled.into())
+        self.each(to, &list::DISK_NOT_POLLED, |disk| disk.stats.path.not_polled.into())?;
+        let away = |disk: &Disk| disk.stats.storage.server_away.is_some().into();
+        self.each(to, &list::DISK_SERVER_AWAY, away)?;
+        self.each(to, &list::DISK_FLUSHES_FAIL, |disk| disk.stats.storage.flushes_fail.into())
     }
 
     fn guests(&self, to: &mut Families<'_, '_>) -> fmt::Result {
