@@ -6,7 +6,7 @@ use anyhow::{Context, bail};
 use clap::{Args, ValueEnum, ValueHint};
 use ringway_control::log::LogArgs;
 use ringway_control::size::Size;
-use ringway_disk::{LockError, lock_image};
+use ringway_disk::{LockError, lock_image, read_as_stored};
 use ringway_image::{CheckOptions, Findings, Header, check, printable, repair_leaks};
 use ringway_terminal::{logging, output};
 use serde::Serialize;
@@ -154,6 +154,11 @@ fn open(path: &Path, writes: bool) -> anyhow::Result<File> {
             "{name}: it is in use by {}. What is being written cannot be checked: stop it first",
             error.holder(&file)
         ),
+    }
+    if writes {
+        // A sync may have failed since it was written: counts are to be right for what storage has.
+        let stored = read_as_stored(&file);
+        stored.with_context(|| format!("{name}: what was written to it cannot be made durable"))?;
     }
     Ok(file)
 }

@@ -17,7 +17,7 @@ use crate::unmapped::Unmapped;
 use ringway_core::{Geometry, SECTOR_BYTES};
 use ringway_image::{
     Chain, CheckOptions, Elsewhere, Format, Header, Layer, LayerFormat, Refused, Shape, Top, Use,
-    printable,
+    printable, read_as_stored,
 };
 use ringway_scheduler::SchedulerMode;
 use std::fs::File;
@@ -115,6 +115,9 @@ pub fn repair_counts(path: &Path, file: &File) -> io::Result<()> {
         return Ok(());
     }
     let begin = Instant::now();
+    // An earlier try may have broken off when a sync failed.
+    read_as_stored(file)?;
+    let Ok(header) = Header::read(file, bytes)? else { return Ok(()) };
     let options = CheckOptions { steps: STEPS, ..CheckOptions::default() };
     let found = ringway_image::repair_counts(file, &header, bytes, options)?;
     if found.is_ok_and(|found| found.cleaned) {

@@ -356,6 +356,16 @@ fn one(start: &Host, act: Act, faults: Faults, then: Then) -> Result<Calls, Stri
     if leaks > most { Err(format!("{leaks} leaks")) } else { Ok(calls) }
 }
 
+fn start(unit: u32, before: Guest) -> Host {
+    let start = host(unit);
+    live(&start, Faults::default(), Serve(before)).unwrap().0.unwrap();
+    start
+}
+
+fn once(nth: u64) -> Faults {
+    Faults { nth: Some((nth, false)), errno: libc::EIO, ..Faults::default() }
+}
+
 /// With `RINGWAY_NTH_CALL=all` every call fails; without it some are left out where there are many, but each sync fails
 /// once.
 fn which(calls: &Calls, what: &str) -> BTreeSet<u64> {
@@ -375,40 +385,25 @@ fn the_process() {
             let fail = |why: String, what: &str| -> Calls {
                 panic!("{name}, in units of {unit}, {what}: {why}")
             };
-            let start = host(unit);
-            live(&start, Faults::default(), Serve(before)).unwrap().0.unwrap();
+            let start = start(unit, before);
             let calls = one(&start, act, Faults::default(), Then::Cut(Losses::All))
                 .unwrap_or_else(|why| fail(why, "no fault"));
             let with = |nth, what: &str| match what {
                 "killed" | "power" => Faults { kill_in: Some(nth), ..Faults::default() },
-                "once" | "once, forgotten" | "once, repaired" => {
-                    Faults { nth: Some((nth, false)), errno: libc::EIO, ..Faults::default() }
-                }
+                "once" | "once, forgotten" => once(nth),
                 "for ever" => {
                     Faults { nth: Some((nth, true)), errno: libc::EIO, ..Faults::default() }
                 }
                 _ => Faults { nth: Some((nth, true)), errno: libc::ENOSPC, ..Faults::default() },
             };
-            let kinds = [
-                "killed",
-                "power",
-                "once",
-                "once, forgotten",
-                "once, repaired",
-                "for ever",
-                "full",
-            ];
-            for what in kinds {
+            for what in ["killed", "power", "once", "once, forgotten", "for ever", "full"] {
                 for nth in which(&calls, what) {
                     let then = match what {
                         "power" if nth % 2 == 0 => Then::Cut(Losses::All),
                         "power" => Then::Cut(Losses::Some),
                         // What else fails is in memory as it was.
-                        "once, forgotten" | "once, repaired" if !calls.syncs.contains(&nth) => {
-                            continue;
-                        }
+                        "once, forgotten" if !calls.syncs.contains(&nth) => continue,
                         "once, forgotten" => Then::Evicted,
-                        "once, repaired" => Then::Repaired,
                         "for ever" if nth % 2 == 0 => Then::Evicted,
                         _ => Then::Nothing,
                     };
@@ -430,4 +425,29 @@ fn c82_what_was_answered_while_a_snapshot_got_its_name_is_flushed_by_whoever_com
 fn c92_each_call_of_each_act_may_fail() {
     let count = SCENARIOS.len() as u64;
     in_processes("nth_call::the_process", 1..count, 1, Duration::from_secs(600));
+}
+
+#[test]
+#[ignore = "the process that worlds are made in; the test below starts it"]
+fn the_process_of_repairs() {
+    for number in seeds() {
+        let (name, before, act) = SCENARIOS[usize::try_from(number).unwrap()];
+        for unit in [1, 512] {
+            let start = start(unit, before);
+            let calls = one(&start, act, Faults::default(), Then::Repaired).unwrap();
+            for nth in calls.syncs {
+                one(&start, act, once(nth), Then::Repaired).unwrap_or_else(|why| {
+                    panic!(
+                        "{name}, in units of {unit}, sync {nth} fails, and it is repaired: {why}"
+                    )
+                });
+            }
+        }
+    }
+}
+
+#[test]
+fn c123_counts_are_made_right_by_what_storage_has() {
+    let count = SCENARIOS.len() as u64;
+    in_processes("nth_call::the_process_of_repairs", 1..count, 1, Duration::from_secs(600));
 }

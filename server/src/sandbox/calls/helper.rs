@@ -94,8 +94,10 @@ fn files(nvme: bool) -> Vec<Call> {
         call!(SYS_fallocate, "fallocate"),
         call!(SYS_ftruncate, "ftruncate"),
         call!(SYS_flock, "flock"),
-        // What programs have written to an NVMe namespace through the host's page cache.
+        // What programs have written to an NVMe namespace through the host's page cache, and what an earlier repair of
+        // reference counts has left there.
         call!(SYS_fdatasync, "fdatasync"),
+        call!(SYS_fadvise64, "fadvise64"),
         // Whether a daemon that died has lost data.
         call!(SYS_sync_file_range, "sync_file_range"),
         call!(SYS_preadv2, "preadv2"),
