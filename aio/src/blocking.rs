@@ -1,20 +1,19 @@
 //! One operation of an engine, for threads that wait for it: jobs, tables, tools.
 
-use std::fs::File;
 use std::io;
-use std::sync::Arc;
 
-use crate::engine::{Engine, Io, IoMemory, IoOp, Reaped};
+use crate::engine::{Engine, FileId, Io, IoMemory, IoOp, Reaped};
 use ringway_core::Segment;
 
-/// Reads from byte `at` of a file on, as much as fits or one operation may have; 0 at the end. The engine ends with it: one
-/// that is kept, and that nobody looks after, would not hear that its connection is lost.
+/// Reads from byte `at` on of what `attach` makes known to the engine, as much as fits or one operation may have; 0 at
+/// the end. The engine ends with it: one that is kept, and that nobody looks after, would not hear that its connection
+/// is lost.
 ///
 /// # Errors
 /// What the engine says.
 pub fn read_at<E: Engine>(
     engine: E,
-    file: &Arc<File>,
+    attach: impl FnOnce(&mut E) -> io::Result<FileId>,
     buffer: &mut [u8],
     at: u64,
 ) -> io::Result<usize> {
@@ -22,7 +21,7 @@ pub fn read_at<E: Engine>(
     let list = [Segment { base: buffer.as_mut_ptr(), len }];
     // Bound behind the list, so that it is dropped before: that waits until nobody uses the memory.
     let mut engine = engine;
-    let (op, file, len) = (IoOp::Read, engine.attach(file)?, len as u64);
+    let (op, file, len) = (IoOp::Read, attach(&mut engine)?, len as u64);
     let io = Io { tag: 0, op, file, offset: at, len, memory: IoMemory::Segments(&list) };
     // SAFETY: memory and list outlive the engine, and nobody touches them meanwhile. The operation is within the limits,
     // and the file attached.
@@ -39,10 +38,13 @@ pub fn read_at<E: Engine>(
 mod tests {
     use super::*;
     use crate::{Threads, ThreadsSetup};
+    use std::fs::File;
     use std::os::unix::fs::FileExt;
+    use std::sync::Arc;
 
     fn read(file: &Arc<File>, buffer: &mut [u8], at: u64) -> io::Result<usize> {
-        read_at(Threads::new(ThreadsSetup::new(4)).unwrap(), file, buffer, at)
+        let engine = Threads::new(ThreadsSetup::new(4)).unwrap();
+        read_at(engine, |engine| engine.attach(file), buffer, at)
     }
 
     #[test]

@@ -14,6 +14,7 @@ pub use crate::command::{Command, CommandRefused};
 pub use crate::op_set::OpSet;
 pub use crate::operation::{Done, FileId, Files, Full, Io, IoMemory, IoOp};
 use ringway_core::Segment;
+use std::any::Any;
 use std::fs::File;
 use std::io;
 use std::os::fd::RawFd;
@@ -70,6 +71,9 @@ pub struct CommandPort {
     /// The most bytes of [`Command::data`].
     pub bytes: usize,
 }
+
+/// What a storage of a kind of its own is to engines of that kind, see [`Engine::attach_handle`].
+pub type Handle = Arc<dyn Any + Send + Sync>;
 
 /// Names a doorbell to its owner.
 pub type BellId = u32;
@@ -139,6 +143,17 @@ pub trait Engine: Send {
     /// # Errors
     /// What the host says.
     fn attach(&mut self, file: &Arc<File>) -> io::Result<FileId>;
+
+    /// Makes known what only engines of its kind can use: a namespace, connections to a server, an image of a cluster.
+    /// `handle` is what these know it by, and `file` stands for it. Control plane, as [`Engine::attach`].
+    ///
+    /// # Errors
+    /// [`io::ErrorKind::InvalidInput`] if it is of another kind, and what the host says.
+    fn attach_handle(&mut self, file: &Arc<File>, handle: &Handle) -> io::Result<FileId> {
+        let _ = (file, handle);
+        let why = format!("the engine {} is for files", self.limits().name);
+        Err(io::Error::new(io::ErrorKind::InvalidInput, why))
+    }
 
     /// Names the memory that operations will use, so that the engine may prepare it; replaces what
     /// was named before. A hint: operations may use other memory too, and an engine that gains
@@ -277,6 +292,10 @@ impl<E: Engine + ?Sized> Engine for Box<E> {
 
     fn attach(&mut self, file: &Arc<File>) -> io::Result<FileId> {
         (**self).attach(file)
+    }
+
+    fn attach_handle(&mut self, file: &Arc<File>, handle: &Handle) -> io::Result<FileId> {
+        (**self).attach_handle(file, handle)
     }
 
     unsafe fn map_memory(&mut self, regions: &[Segment]) -> io::Result<()> {

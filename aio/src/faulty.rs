@@ -16,8 +16,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::engine::{
-    BellId, Command, CommandRefused, Counters, Done, Engine, FileId, Full, Io, IoMemory, Limits,
-    Reaped,
+    BellId, Command, CommandRefused, Counters, Done, Engine, FileId, Full, Handle, Io, IoMemory,
+    Limits, Reaped,
 };
 use fastrand::Rng;
 
@@ -133,6 +133,10 @@ impl<E: Engine, F: Choose> Engine for Faulty<E, F> {
 
     fn attach(&mut self, file: &Arc<File>) -> io::Result<FileId> {
         self.inner.attach(file)
+    }
+
+    fn attach_handle(&mut self, file: &Arc<File>, handle: &Handle) -> io::Result<FileId> {
+        self.inner.attach_handle(file, handle)
     }
 
     unsafe fn map_memory(&mut self, regions: &[Segment]) -> io::Result<()> {

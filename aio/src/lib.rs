@@ -58,7 +58,7 @@ mod sys;
 pub mod threads;
 
 pub use command::{Command, CommandRefused};
-pub use engine::{BellId, CommandPort, Counters, Engine, Limits, Reaped};
+pub use engine::{BellId, CommandPort, Counters, Engine, Handle, Limits, Reaped};
 #[cfg(any(test, feature = "faulty"))]
 pub use faulty::{Fault, Faulty};
 pub use immediate::Immediate;

@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::engine::{
-    BellId, Command, CommandRefused, Counters, Engine, FileId, Full, Io, Limits, Reaped,
+    BellId, Command, CommandRefused, Counters, Engine, FileId, Full, Handle, Io, Limits, Reaped,
 };
 use ringway_core::Segment;
 
@@ -44,7 +44,7 @@ pub trait Second: Engine {
     fn after_sleep(&mut self) {}
 }
 
-/// Two engines: the second for the files that `is_second` says are its own, the first for all others.
+/// Two engines: the first for what has a handle ([`Engine::attach_handle`]), the second for files.
 ///
 /// It takes no commands and has no registered buffers; its other limits are the stricter of both.
 ///
@@ -54,7 +54,6 @@ pub trait Second: Engine {
 pub struct Pair<A, B> {
     first: A,
     second: B,
-    is_second: fn(&Arc<File>) -> bool,
     limits: Limits,
     in_flight: u32,
 }
@@ -64,12 +63,7 @@ impl<A: Engine, B: Second> Pair<A, B> {
     ///
     /// # Errors
     /// What the host says to listening to the second.
-    pub fn new(
-        name: &'static str,
-        mut first: A,
-        mut second: B,
-        is_second: fn(&Arc<File>) -> bool,
-    ) -> io::Result<Self> {
+    pub fn new(name: &'static str, mut first: A, mut second: B) -> io::Result<Self> {
         first.watch(BELL, second.bell()?)?;
         let (one, other) = (first.limits(), second.limits());
         let limits = Limits {
@@ -82,7 +76,7 @@ impl<A: Engine, B: Second> Pair<A, B> {
             registered_buffers: 0,
             commands: None,
         };
-        Ok(Self { first, second, is_second, limits, in_flight: 0 })
+        Ok(Self { first, second, limits, in_flight: 0 })
     }
 }
 
@@ -92,12 +86,13 @@ impl<A: Engine, B: Second> Engine for Pair<A, B> {
     }
 
     fn attach(&mut self, file: &Arc<File>) -> io::Result<FileId> {
-        if !(self.is_second)(file) {
-            return self.first.attach(file);
-        }
         let FileId(id) = self.second.attach(file)?;
         debug_assert_eq!(id & SECOND, 0);
         Ok(FileId(id | SECOND))
+    }
+
+    fn attach_handle(&mut self, file: &Arc<File>, handle: &Handle) -> io::Result<FileId> {
+        self.first.attach_handle(file, handle)
     }
 
     unsafe fn map_memory(&mut self, regions: &[Segment]) -> io::Result<()> {

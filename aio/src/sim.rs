@@ -16,7 +16,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::engine::{
-    BellId, Command, CommandRefused, Counters, Done, Engine, FileId, Full, Io, IoOp, Limits, Reaped,
+    BellId, Command, CommandRefused, Counters, Done, Engine, FileId, Full, Handle, Io, IoOp,
+    Limits, Reaped,
 };
 use fastrand::Rng;
 use model::{Access, Disk};
@@ -180,6 +181,10 @@ impl<E: Engine> Engine for Sim<E> {
 
     fn attach(&mut self, file: &Arc<File>) -> io::Result<FileId> {
         self.inner.attach(file)
+    }
+
+    fn attach_handle(&mut self, file: &Arc<File>, handle: &Handle) -> io::Result<FileId> {
+        self.inner.attach_handle(file, handle)
     }
 
     unsafe fn map_memory(&mut self, regions: &[Segment]) -> io::Result<()> {

@@ -4,14 +4,20 @@ use ringway_aio::contract::{Mode, Suite, takes_direct};
 use ringway_aio::faulty::Fault;
 use ringway_aio::io_uring::{Feature, probe};
 use ringway_aio::{
-    Engine, Faulty, Full, Immediate, Io, IoMemory, IoOp, IoUring, IoUringSetup, LinuxAio, Model,
-    Null, Pair, Reaped, Second, Sim, SimSetup, Threads, ThreadsSetup,
+    BellId, Counters, Engine, Faulty, FileId, Full, Handle, Immediate, Io, IoMemory, IoOp, IoUring,
+    IoUringSetup, Limits, LinuxAio, Model, Null, Pair, Reaped, Second, Sim, SimSetup, Threads,
+    ThreadsSetup,
 };
+use ringway_core::Segment;
 use ringway_testkit::{Need, skip};
+use std::fs::File;
+use std::io;
+use std::os::fd::RawFd;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// Cargo's folder for test files: on the disk that the sources are on.
 fn disk() -> &'static Path {
@@ -103,7 +109,7 @@ fn immediate() {
 #[test]
 fn immediate_results_stay_with_their_tags() {
     let mut engine = Immediate::new(4, |io| -i32::try_from(io.offset).unwrap()).unwrap();
-    let file = Arc::new(std::fs::File::open("/dev/null").unwrap());
+    let file = Arc::new(File::open("/dev/null").unwrap());
     let file = engine.attach(&file).unwrap();
     let queue = |engine: &mut dyn Engine, tag| {
         let (op, memory) = (IoOp::Sync, IoMemory::NONE);
@@ -149,20 +155,80 @@ fn linux_aio() {
         return skip(Need::LinuxAio, e);
     }
     run(&|depth| Box::new(LinuxAio::new(depth).unwrap()), &[Mode::Direct], 0.1);
-    let cached = std::fs::File::open("/proc/self/exe").unwrap();
+    let cached = File::open("/proc/self/exe").unwrap();
     let refused = LinuxAio::new(1).unwrap().attach(&std::sync::Arc::new(cached)).unwrap_err();
     assert!(refused.to_string().contains("O_DIRECT"), "{refused}");
 }
 
+/// Takes files by a handle that says nothing, and handles as files: what `by_handle` says of a file decides.
+struct ByHandle<E> {
+    inner: E,
+    by_handle: fn(&Arc<File>) -> bool,
+}
+
+impl<E: Engine> Engine for ByHandle<E> {
+    fn limits(&self) -> &Limits {
+        self.inner.limits()
+    }
+    fn attach(&mut self, file: &Arc<File>) -> io::Result<FileId> {
+        if (self.by_handle)(file) {
+            return self.inner.attach_handle(file, &(Arc::new(()) as Handle));
+        }
+        self.inner.attach(file)
+    }
+    fn attach_handle(&mut self, file: &Arc<File>, _: &Handle) -> io::Result<FileId> {
+        self.inner.attach(file)
+    }
+    unsafe fn map_memory(&mut self, regions: &[Segment]) -> io::Result<()> {
+        // SAFETY: passed on to the caller.
+        unsafe { self.inner.map_memory(regions) }
+    }
+    fn detach(&mut self, file: FileId) {
+        self.inner.detach(file);
+    }
+    fn watch(&mut self, bell: BellId, fd: RawFd) -> io::Result<()> {
+        self.inner.watch(bell, fd)
+    }
+    fn unwatch(&mut self, bell: BellId, fd: RawFd) {
+        self.inner.unwatch(bell, fd);
+    }
+    unsafe fn queue(&mut self, io: &Io<'_>) -> Result<(), Full> {
+        // SAFETY: passed on to the caller.
+        unsafe { self.inner.queue(io) }
+    }
+    fn submit(&mut self) -> io::Result<()> {
+        self.inner.submit()
+    }
+    fn reap(&mut self, out: &mut Reaped) -> usize {
+        self.inner.reap(out)
+    }
+    fn poll_doorbells(&mut self) -> io::Result<()> {
+        self.inner.poll_doorbells()
+    }
+    fn wait(&mut self, timeout: Option<Duration>) -> io::Result<()> {
+        self.inner.wait(timeout)
+    }
+    fn submit_and_wait(&mut self, timeout: Option<Duration>) -> io::Result<()> {
+        self.inner.submit_and_wait(timeout)
+    }
+    fn counters(&self) -> Counters {
+        self.inner.counters()
+    }
+}
+
 /// Files go to either of them.
 fn run_pair<B: Second + 'static>(second: impl Fn(u32) -> B, modes: &[Mode]) {
-    let odd = |file: &Arc<std::fs::File>| file.metadata().unwrap().ino() & 1 == 1;
-    let kinds: [fn(&Arc<std::fs::File>) -> bool; 3] = [odd, |_| true, |_| false];
-    let first = |depth| Threads::new(ThreadsSetup { depth, threads: 4, cached_inline: false });
+    let odd = |file: &Arc<File>| file.metadata().unwrap().ino() & 1 == 1;
+    let kinds: [fn(&Arc<File>) -> bool; 3] = [odd, |_| true, |_| false];
+    let first = |depth| ByHandle {
+        inner: Threads::new(ThreadsSetup { depth, threads: 4, cached_inline: false }).unwrap(),
+        by_handle: |_| false,
+    };
     // The suite has one or two files at a time: each kind has its turn.
-    for is_second in kinds {
+    for by_handle in kinds {
         let make = |depth| -> Box<dyn Engine> {
-            Box::new(Pair::new("pair", first(depth).unwrap(), second(depth), is_second).unwrap())
+            let inner = Pair::new("pair", first(depth), second(depth)).unwrap();
+            Box::new(ByHandle { inner, by_handle })
         };
         run(&make, modes, 2.0);
     }
@@ -229,7 +295,7 @@ fn io_uring_of_an_old_kernel() {
 #[test]
 fn sim() {
     let never = |_: &Io<'_>| None::<Fault>;
-    let late = (100, std::time::Duration::from_micros(500));
+    let late = (100, Duration::from_micros(500));
     let setup = SimSetup { late, reorder: true, seed: 42, ..SimSetup::new(Model::RAM) };
     for setup in [SimSetup::new(Model::RAM), SimSetup::new(Model::SSD), setup] {
         let threads =
@@ -255,7 +321,7 @@ fn io_uring_moves_to_its_worker() {
     engine.watch(3, bell).unwrap();
     let worker = std::thread::spawn(move || {
         let mut bytes = [1u8; 512];
-        let segments = [ringway_core::Segment { base: bytes.as_mut_ptr(), len: 512 }];
+        let segments = [Segment { base: bytes.as_mut_ptr(), len: 512 }];
         let (op, memory) = (IoOp::Read, IoMemory::Segments(&segments));
         // SAFETY: the memory is reaped below.
         unsafe { engine.queue(&Io { tag: 1, op, file, offset: 0, len: 512, memory }) }.unwrap();

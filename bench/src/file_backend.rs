@@ -55,7 +55,7 @@ impl FileBackend {
         let slot = |at| [Segment { base: base.wrapping_add(at * stride + skew), len: room }];
         let mut engine = engine(disk.engine(), depth)
             .with_context(|| format!("cannot start the engine {}", disk.engine()))?;
-        let file = engine.attach(&disk.file())?;
+        let file = disk.attach(&mut engine)?;
         Ok(Self {
             engine,
             file,

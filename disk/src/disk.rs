@@ -8,11 +8,13 @@ use crate::holding::Holding;
 use crate::incidents::Incidents;
 use crate::locks::{LateWrites, RangeLocks};
 use crate::storage::{Flush, Nature, Storage};
+use ringway_aio::{Engine, FileId};
 use ringway_core::sync_turn::SyncTurn;
 use ringway_core::{ByteRange, Geometry};
 use ringway_scheduler::SharedPolicy;
 use ringway_throttle::Member;
 use std::fs::File;
+use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -238,6 +240,14 @@ impl Disk {
     #[must_use]
     pub fn file(&self) -> Arc<File> {
         Arc::clone(&self.active().file)
+    }
+
+    /// Has an engine know the file that is written.
+    ///
+    /// # Errors
+    /// As [`Engine::attach`].
+    pub fn attach(&self, engine: &mut dyn Engine) -> io::Result<FileId> {
+        self.storage.attach(engine, &self.file())
     }
 
     /// The file with the data of its image, if that is another one.

@@ -14,11 +14,13 @@ pub use chained::NotBased;
 pub(crate) use custom::Custom;
 pub(crate) use local::{Local, block_ioctl, device_bytes};
 pub(crate) use nbd::Export;
+pub(crate) use nvme::Passthrough;
 pub(crate) use rbd::Cluster;
 pub use table::{NotAdopted, identity_of, take_over};
 pub(crate) use unreal::Unreal;
 
 use crate::choices::EngineKind;
+use ringway_aio::{Engine, FileId};
 use ringway_core::mem::MappingError;
 use std::any::Any;
 use std::fmt::Debug;
@@ -124,6 +126,15 @@ pub trait Storage: Any + Debug + Send + Sync {
     fn bytes(&self, file: &File) -> io::Result<u64> {
         let _ = file;
         Err(io::ErrorKind::Unsupported.into())
+    }
+
+    /// Has an engine know `file`, which is that of the disk or one that its image is based on: all that the hot path
+    /// keeps.
+    ///
+    /// # Errors
+    /// As [`Engine::attach`].
+    fn attach(&self, engine: &mut dyn Engine, file: &Arc<File>) -> io::Result<FileId> {
+        engine.attach(file)
     }
 
     /// A second file of the same bytes, which is locked with the disk's own, and synced in its place.

@@ -278,7 +278,7 @@ fn pin_to(cpus: &[usize]) -> io::Result<()> {
 
 /// An engine for exports that images are based on, with one for the images.
 fn nbd_with<E: Second>(images: E, kind: EngineKind) -> io::Result<Pair<Nbd, E>> {
-    Pair::new(kind.name(), Nbd::new(ENGINE_DEPTH)?, images, |file| !Nbd::knows(file))
+    Pair::new(kind.name(), Nbd::new(ENGINE_DEPTH)?, images)
 }
 
 /// Any number of operations at a time, each taking as long.

@@ -12,7 +12,7 @@ use crate::operations::Operations;
 use crate::shared::Shared;
 use crate::table::Table;
 use ringway_aio::bells::Bells;
-use ringway_aio::{BellId, Counters, Done, Engine, FileId, Full, Io, Limits, Reaped};
+use ringway_aio::{BellId, Counters, Done, Engine, FileId, Full, Handle, Io, Limits, Reaped};
 use ringway_nbd_words::PAYLOAD_MAX;
 use std::fs::File;
 use std::io;
@@ -26,7 +26,7 @@ const CONNECTIONS: BellId = 0xffff_0000;
 
 /// Asks NBD servers.
 ///
-/// Its files are sockets of [`Remote`](crate::Remote)s, and what is asked of one is asked of the export.
+/// Its files are [`Remote`](crate::Remote)s, by their handles, and what is asked of one is asked of the export.
 /// When a connection is lost, what was not answered waits for the next one.
 ///
 /// # Invariants
@@ -63,12 +63,6 @@ impl Nbd {
             in_flight: 0,
             counters: Counters::default(),
         })
-    }
-
-    /// True if a file is the first socket of an export in use.
-    #[must_use]
-    pub fn knows(file: &Arc<File>) -> bool {
-        Shared::of(file).is_some()
     }
 
     /// Does something with a connection; if it is lost by that, it is told.
@@ -197,9 +191,12 @@ impl Engine for Nbd {
         &self.limits
     }
 
-    fn attach(&mut self, file: &Arc<File>) -> io::Result<FileId> {
-        let unknown = || io::Error::new(io::ErrorKind::InvalidInput, "it is no NBD connection");
-        let shared = Shared::of(file).ok_or_else(unknown)?;
+    fn attach(&mut self, _: &Arc<File>) -> io::Result<FileId> {
+        Err(no_export())
+    }
+
+    fn attach_handle(&mut self, _: &Arc<File>, handle: &Handle) -> io::Result<FileId> {
+        let shared: Arc<Shared> = Arc::clone(handle).downcast().map_err(|_| no_export())?;
         let at = match self.to_be_shared(&shared) {
             Some((at, 0)) => at,
             known => match self.take(&shared, known)? {
@@ -308,6 +305,11 @@ impl Engine for Nbd {
     fn counters(&self) -> Counters {
         self.counters
     }
+}
+
+#[cold]
+fn no_export() -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidInput, "it is no NBD connection")
 }
 
 fn bell(at: usize) -> BellId {

@@ -60,7 +60,7 @@
 //! let again = move || Ok(connect(&target)?);
 //! remote.supervise(Box::new(again), Timeouts::default())?;
 //! let mut engine = Nbd::new(128)?;
-//! let file = engine.attach(&connected.socket)?;
+//! let file = engine.attach_handle(&connected.socket, &remote.handle())?;
 //!
 //! let mut page = vec![0u8; 4096];
 //! let list = [Segment { base: page.as_mut_ptr(), len: page.len() }];

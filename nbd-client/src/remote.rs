@@ -7,6 +7,7 @@ use crate::handshake::Negotiated;
 use crate::ledger::Counts;
 use crate::shared::{OnOutage, Shared, Wish};
 use crate::supervisor::{Connect, Supervisor, Timeouts};
+use ringway_aio::Handle;
 use ringway_nbd_words::offers;
 use rustix::net::{Shutdown, shutdown};
 use std::io;
@@ -27,8 +28,7 @@ pub struct Remote {
 }
 
 impl Remote {
-    /// Has engines know the first socket of `connected`, which must not block, as that of an export. The
-    /// log calls it `name`.
+    /// An export with the sockets of `connected`, which must not block. The log calls it `name`.
     #[must_use]
     pub fn new(name: &str, connected: &Connected) -> Self {
         let (wish, wishes) = channel();
@@ -36,6 +36,12 @@ impl Remote {
         let away = connected.away.clone().map_or_else(OnceLock::new, OnceLock::from);
         let wishes = Mutex::new(Some(wishes));
         Self { shared, away, wishes, supervisor: Mutex::default() }
+    }
+
+    /// What engines know it by.
+    #[must_use]
+    pub fn handle(&self) -> Handle {
+        Arc::<Shared>::clone(&self.shared)
     }
 
     /// What was agreed upon.

@@ -94,14 +94,11 @@ pub(crate) struct Wish {
     pub(crate) absent: bool,
 }
 
-/// First sockets of exports in use, so that an engine that gets one knows which export it is.
-static EXPORTS: Mutex<Vec<(Weak<File>, Weak<Shared>)>> = Mutex::new(Vec::new());
-
 impl Shared {
-    /// An export with these connections, by the first of which engines know it.
+    /// An export with these connections.
     pub(crate) fn new(name: &str, connected: &Connected, wish: Sender<Wish>) -> Arc<Self> {
         let sockets: Vec<_> = connected.sockets().collect();
-        let shared = Arc::new(Self {
+        Arc::new(Self {
             name: name.to_owned(),
             negotiated: connected.negotiated,
             export: connected.export.clone(),
@@ -114,18 +111,7 @@ impl Shared {
             engines: AtomicUsize::new(1),
             seats: Mutex::default(),
             wish,
-        });
-        let mut exports = lock(&EXPORTS);
-        exports.retain(|(_, shared)| shared.strong_count() > 0);
-        exports.push((Arc::downgrade(&connected.socket), Arc::downgrade(&shared)));
-        shared
-    }
-
-    /// The export whose socket this is.
-    pub(crate) fn of(socket: &Arc<File>) -> Option<Arc<Self>> {
-        let exports = lock(&EXPORTS);
-        let here = |(known, _): &&(Weak<File>, _)| known.as_ptr() == Arc::as_ptr(socket);
-        exports.iter().find(here).and_then(|(_, shared)| shared.upgrade())
+        })
     }
 
     /// A number for an engine that has no connection yet; `None` if there are as many engines as may be.

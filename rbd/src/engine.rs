@@ -10,7 +10,7 @@ use crate::image::Image;
 use crate::landed::Landed;
 use crate::library::{Library, THICK_PROVISION};
 use ringway_aio::bells::Bells;
-use ringway_aio::{BellId, Counters, Done, Engine, FileId, Full, Io, IoOp, Limits, Reaped};
+use ringway_aio::{BellId, Counters, Done, Engine, FileId, Full, Handle, Io, IoOp, Limits, Reaped};
 use ringway_core::Segment;
 use std::fs::File;
 use std::io;
@@ -211,14 +211,22 @@ impl Rbd {
     }
 }
 
+#[cold]
+fn no_image() -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidInput, "it is no RBD image")
+}
+
 impl Engine for Rbd {
     fn limits(&self) -> &Limits {
         &self.limits
     }
 
-    fn attach(&mut self, file: &Arc<File>) -> io::Result<FileId> {
-        let unknown = || io::Error::new(io::ErrorKind::InvalidInput, "it is no RBD image");
-        let image = Image::of(file).ok_or_else(unknown)?;
+    fn attach(&mut self, _: &Arc<File>) -> io::Result<FileId> {
+        Err(no_image())
+    }
+
+    fn attach_handle(&mut self, _: &Arc<File>, handle: &Handle) -> io::Result<FileId> {
+        let image: Arc<Image> = Arc::clone(handle).downcast().map_err(|_| no_image())?;
         let here = |known: &Option<Attached>| {
             known.as_ref().is_some_and(|known| Arc::ptr_eq(&known.image, &image))
         };

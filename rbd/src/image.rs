@@ -4,7 +4,7 @@ use crate::error::RbdError;
 use crate::library::{Handle, Library};
 use crate::target::Target;
 use std::fs::File;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::Arc;
 
 /// An image that is open. Dropping it closes it, which waits for the cluster, and gives its lock back.
 #[derive(Debug)]
@@ -30,9 +30,6 @@ unsafe impl Send for Opened {}
 // SAFETY: as above.
 unsafe impl Sync for Opened {}
 
-/// Images by the files that stand for them.
-static IMAGES: Mutex<Vec<(Weak<File>, Weak<Image>)>> = Mutex::new(Vec::new());
-
 impl Image {
     pub(crate) fn new(
         opened: Opened,
@@ -42,18 +39,7 @@ impl Image {
         use rustix::event::{EventfdFlags, eventfd};
         let file = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
         let file = Arc::new(File::from(file.map_err(std::io::Error::from)?));
-        let image = Arc::new(Self { opened, target, file, read_only });
-        let mut images = images();
-        images.retain(|(file, _)| file.strong_count() > 0);
-        images.push((Arc::downgrade(&image.file), Arc::downgrade(&image)));
-        Ok(image)
-    }
-
-    /// The image that a file stands for.
-    pub(crate) fn of(file: &Arc<File>) -> Option<Arc<Self>> {
-        let images = images();
-        let here = |(known, _): &&(Weak<File>, _)| known.as_ptr() == Arc::as_ptr(file);
-        images.iter().find(here).and_then(|(_, image)| image.upgrade())
+        Ok(Arc::new(Self { opened, target, file, read_only }))
     }
 
     /// What stands for it where a file is asked for: nothing can be read from it.
@@ -114,8 +100,4 @@ impl Drop for Opened {
             }
         }
     }
-}
-
-fn images() -> MutexGuard<'static, Vec<(Weak<File>, Weak<Image>)>> {
-    IMAGES.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -1,7 +1,7 @@
 //! Images of Ceph clusters (RBD) behind the three verbs of an engine: queue, submit, reap.
 //!
 //! ```no_run
-//! use ringway_aio::Engine;
+//! use ringway_aio::{Engine, Handle};
 //! use ringway_rbd::{Access, Configured, Rbd, Target};
 //!
 //! let target: Target = "rbd:pool/image".parse()?;
@@ -10,7 +10,7 @@
 //! // Reads none any more: threads and sockets of the library begin here.
 //! let image = configured.open(false, None)?;
 //! let mut engine = Rbd::new(128)?;
-//! let file = engine.attach(image.file())?;
+//! let file = engine.attach_handle(image.file(), &(image.clone() as Handle))?;
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!

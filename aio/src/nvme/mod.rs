@@ -17,7 +17,7 @@ mod status;
 pub use namespace::{Facts, Namespace};
 
 use crate::engine::{
-    BellId, Counters, Done, Engine, FileId, Files, Full, Io, IoOp, Limits, Reaped,
+    BellId, Counters, Done, Engine, FileId, Files, Full, Handle, Io, IoOp, Limits, Reaped,
 };
 use crate::io_uring::doorbells::Doorbells;
 use crate::io_uring::tags::BELL;
@@ -62,8 +62,12 @@ impl Engine for Nvme {
         &self.limits
     }
 
-    fn attach(&mut self, file: &Arc<File>) -> io::Result<FileId> {
-        self.attach_namespace(file)
+    fn attach(&mut self, _: &Arc<File>) -> io::Result<FileId> {
+        Err(namespace::no_namespace())
+    }
+
+    fn attach_handle(&mut self, file: &Arc<File>, handle: &Handle) -> io::Result<FileId> {
+        self.attach_namespace(file, handle)
     }
 
     fn detach(&mut self, file: FileId) {

@@ -1,7 +1,7 @@
 //! Namespaces: what has to be known of one before it can be used.
 
 use std::fs::File;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::io;
 
 /// What a namespace is, and what its device and the kernel take in one command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -21,7 +21,7 @@ pub struct Facts {
     pub deallocates_zeroed: bool,
 }
 
-/// A namespace whose generic character device is open.
+/// A namespace whose generic character device is open: what engines know that by.
 #[derive(Debug)]
 pub struct Namespace {
     /// What is known of it.
@@ -31,52 +31,7 @@ pub struct Namespace {
     pub block: File,
 }
 
-/// Namespaces by the open files of their character devices.
-static NAMESPACES: Mutex<Vec<(Weak<File>, Weak<Namespace>)>> = Mutex::new(Vec::new());
-
-impl Namespace {
-    /// From now on engines know what `file` is, as long as the namespace and the file are there.
-    #[must_use]
-    pub fn of_file(self, file: &Arc<File>) -> Arc<Self> {
-        let namespace = Arc::new(self);
-        let mut namespaces = namespaces();
-        namespaces.retain(|(file, _)| file.strong_count() > 0);
-        namespaces.push((Arc::downgrade(file), Arc::downgrade(&namespace)));
-        namespace
-    }
-
-    /// The namespace whose character device `file` is.
-    pub(super) fn of(file: &Arc<File>) -> Option<Arc<Self>> {
-        let namespaces = namespaces();
-        let here = |(known, _): &&(Weak<File>, _)| known.as_ptr() == Arc::as_ptr(file);
-        namespaces.iter().rev().find(here).and_then(|(_, namespace)| namespace.upgrade())
-    }
-}
-
-fn namespaces() -> MutexGuard<'static, Vec<(Weak<File>, Weak<Namespace>)>> {
-    NAMESPACES.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_file_is_known_as_long_as_both_are_there() {
-        let open = || File::open("/dev/null").unwrap();
-        let (one, other) = (Arc::new(open()), Arc::new(open()));
-        let facts = Facts {
-            id: 1,
-            block_shift: 12,
-            max_bytes: 4096,
-            discard_blocks: 0,
-            zero_blocks: 0,
-            deallocates_zeroed: false,
-        };
-        let namespace = Namespace { facts, block: open() }.of_file(&one);
-        assert_eq!(Namespace::of(&one).unwrap().facts, facts);
-        assert!(Namespace::of(&other).is_none());
-        drop(namespace);
-        assert!(Namespace::of(&one).is_none());
-    }
+#[cold]
+pub(super) fn no_namespace() -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidInput, "it is no NVMe namespace")
 }

@@ -1,7 +1,8 @@
 //! How a ring for namespaces begins and ends, and the files that it knows.
 
+use super::namespace::no_namespace;
 use super::{Flights, Namespace, Nvme, table_index};
-use crate::engine::{Counters, Engine, FileId, Files, Limits, Reaped};
+use crate::engine::{Counters, Engine, FileId, Files, Handle, Limits, Reaped};
 use crate::io_uring::doorbells::Doorbells;
 use crate::io_uring::features::{FILES, Feature, set_up_for};
 use io_uring::opcode;
@@ -50,11 +51,14 @@ impl Nvme {
         })
     }
 
-    /// As [`Engine::attach`]. The kernel keeps both devices open until the ring's last command is done.
-    pub(super) fn attach_namespace(&mut self, file: &Arc<File>) -> io::Result<FileId> {
-        let namespace = Namespace::of(file).ok_or_else(|| {
-            io::Error::new(io::ErrorKind::InvalidInput, "it is no NVMe namespace")
-        })?;
+    /// As [`Engine::attach_handle`]. The kernel keeps both devices open until the ring's last command is done.
+    pub(super) fn attach_namespace(
+        &mut self,
+        file: &Arc<File>,
+        handle: &Handle,
+    ) -> io::Result<FileId> {
+        let namespace: Arc<Namespace> =
+            Arc::clone(handle).downcast().map_err(|_| no_namespace())?;
         let at = table_index(self.files.next());
         if at + 1 >= FILES {
             return Err(io::Error::other("one worker serves 128 NVMe namespaces at most"));

@@ -35,7 +35,7 @@ fn a_command_takes_what_the_device_and_the_kernel_take() {
 }
 
 /// An engine with a file that is no namespace; the kernel refuses its commands.
-fn engine() -> Option<(Nvme, FileId, Arc<Namespace>)> {
+fn engine() -> Option<(Nvme, FileId)> {
     let mut engine = match Nvme::new(4) {
         Ok(engine) => engine,
         Err(error) => {
@@ -47,9 +47,12 @@ fn engine() -> Option<(Nvme, FileId, Arc<Namespace>)> {
     let file = Arc::new(open());
     let refused = engine.attach(&file).unwrap_err();
     assert_eq!(refused.kind(), io::ErrorKind::InvalidInput, "nobody has said what it is");
-    let namespace = Namespace { facts: FACTS, block: open() }.of_file(&file);
-    let id = engine.attach(&file).unwrap();
-    Some((engine, id, namespace))
+    let other: Handle = Arc::new("something else");
+    let refused = engine.attach_handle(&file, &other).unwrap_err();
+    assert_eq!(refused.kind(), io::ErrorKind::InvalidInput);
+    let namespace: Handle = Arc::new(Namespace { facts: FACTS, block: open() });
+    let id = engine.attach_handle(&file, &namespace).unwrap();
+    Some((engine, id))
 }
 
 fn run(engine: &mut Nvme, io: &Io<'_>) -> i32 {
@@ -67,7 +70,7 @@ fn run(engine: &mut Nvme, io: &Io<'_>) -> i32 {
 
 #[test]
 fn what_needs_no_device_and_what_the_kernel_refuses_ends_once() {
-    let Some((mut engine, file, _namespace)) = engine() else { return };
+    let Some((mut engine, file)) = engine() else { return };
     let mut bytes = vec![0u8; 4096];
     let whole = [Segment { base: bytes.as_mut_ptr(), len: 4096 }];
     let part = [Segment { base: bytes.as_mut_ptr(), len: 100 }];
@@ -86,7 +89,7 @@ fn what_needs_no_device_and_what_the_kernel_refuses_ends_once() {
 
 #[test]
 fn no_more_is_taken_than_there_is_room_for() {
-    let Some((mut engine, file, _namespace)) = engine() else { return };
+    let Some((mut engine, file)) = engine() else { return };
     let memory = IoMemory::NONE;
     for tag in 0..4 {
         let op = if tag % 2 == 0 { IoOp::Sync } else { IoOp::Discard };
@@ -109,7 +112,7 @@ fn no_more_is_taken_than_there_is_room_for() {
 
 #[test]
 fn doorbells_ring_beside_commands() {
-    let Some((mut engine, file, _namespace)) = engine() else { return };
+    let Some((mut engine, file)) = engine() else { return };
     let bell = crate::sys::eventfd().unwrap();
     let fd = std::os::fd::AsRawFd::as_raw_fd(&bell);
     engine.watch(5, fd).unwrap();

@@ -10,7 +10,7 @@ use super::{ForeignFormat, LockError, OpenError, OpenOptions, lock_image};
 use crate::choices::{Alignment, CacheMode, EngineKind};
 use crate::disk::Disk;
 use crate::parts::Parts;
-use crate::storage::device_bytes;
+use crate::storage::{Passthrough, device_bytes};
 use identify::{Identity, Queue, identify, namespace_id};
 use ringway_aio::nvme::{Facts, Namespace};
 use ringway_core::Geometry;
@@ -244,11 +244,9 @@ fn disk(
         return Err(OpenError::NotWhole { path: path.into(), bytes, unit });
     }
     let physical = small(queue.physical_block).max(block_bytes).max(logical_block);
-    let file = Arc::new(file);
-    let namespace = Namespace { facts, block }.of_file(&file);
     Ok(Disk::from(Parts {
         name: path.display().to_string(),
-        file,
+        file: Arc::new(file),
         created: false,
         block_device: true,
         incoming: false,
@@ -273,7 +271,7 @@ fn disk(
         alignment: Alignment { memory: MEMORY, offset: block_bytes },
         path: options.path,
         image: None,
-        storage: namespace,
+        storage: Arc::new(Passthrough(Arc::new(Namespace { facts, block }))),
     }))
 }
 

@@ -27,7 +27,7 @@ impl<C> DiskQueue<C> {
     ) -> io::Result<()> {
         let Some(image) = &self.issuer.image else { return Ok(()) };
         for file in image.files().iter().skip(1) {
-            self.issuer.others.push(engine.attach(file)?);
+            self.issuer.others.push(self.issuer.disk.storage().attach(engine, file)?);
         }
         engine.watch(bell, client.bell())?;
         self.slow.client = Some(client);

@@ -5,7 +5,7 @@ use super::{Export, Keep, Nature, Storage};
 use crate::choices::EngineKind;
 use crate::disk::Disk;
 use crate::open::BaseExport;
-use ringway_aio::blocking;
+use ringway_aio::{Engine, FileId, Handle, blocking};
 use ringway_core::mem::MappingError;
 use ringway_image::{LayerFormat, ReadElsewhere};
 use ringway_nbd_client::{Nbd, Remote};
@@ -20,6 +20,8 @@ use std::time::Duration;
 struct Chained {
     top: Arc<dyn Storage>,
     base: Arc<Remote>,
+    /// What stands for the base among the files of the image.
+    socket: Arc<File>,
 }
 
 impl Storage for Chained {
@@ -29,6 +31,13 @@ impl Storage for Chained {
 
     fn bytes(&self, file: &File) -> io::Result<u64> {
         self.top.bytes(file)
+    }
+
+    fn attach(&self, engine: &mut dyn Engine, file: &Arc<File>) -> io::Result<FileId> {
+        if Arc::ptr_eq(file, &self.socket) {
+            return engine.attach_handle(file, &self.base.handle());
+        }
+        self.top.attach(engine, file)
     }
 
     fn beside(&self) -> Option<&File> {
@@ -63,6 +72,7 @@ impl Storage for Chained {
 #[derive(Debug)]
 struct Reader {
     socket: Arc<File>,
+    handle: Handle,
     unit: u32,
     one: Mutex<()>,
 }
@@ -74,7 +84,8 @@ impl ReadElsewhere for Reader {
 
     fn read_at(&self, memory: &mut [u8], at: u64) -> io::Result<usize> {
         let _one = self.one.lock().unwrap_or_else(PoisonError::into_inner);
-        blocking::read_at(Nbd::new(1)?, &self.socket, memory, at)
+        let attach = |engine: &mut Nbd| engine.attach_handle(&self.socket, &self.handle);
+        blocking::read_at(Nbd::new(1)?, attach, memory, at)
     }
 }
 
@@ -128,13 +139,14 @@ impl Disk {
         }
         let (name, engine) = (self.name.clone(), self.engine);
         let pair = engine.with_nbd().ok_or(NotBased::Engine { name, engine })?;
-        let reader = Reader { socket: base.file(), unit: export.block, one: Mutex::default() };
-        last.file = base.file();
+        let (socket, handle, one) = (base.file(), remote.handle(), Mutex::default());
+        let reader = Reader { socket: Arc::clone(&socket), handle, unit: export.block, one };
+        last.file = Arc::clone(&socket);
         last.format = LayerFormat::Elsewhere(Some(Arc::new(reader)));
         drop(active);
         let (top, base) = (Arc::clone(&self.storage), Arc::clone(remote));
         base.share_among(2);
-        self.storage = Arc::new(Chained { top, base });
+        self.storage = Arc::new(Chained { top, base, socket });
         self.nature = self.storage.nature();
         self.engine = pair;
         Ok(())

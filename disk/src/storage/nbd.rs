@@ -4,6 +4,7 @@ use super::{Driver, Flush, Keep, KeptBy, Nature, Parcel, Size, Storage};
 use crate::choices::EngineKind;
 use crate::disk::Disk;
 use crate::state::STATE_EXPORT_AT;
+use ringway_aio::{Engine, FileId};
 use ringway_core::mem::MappingError;
 use ringway_nbd_client::{Connected, Counts, Negotiated, Remote, Target};
 use std::any::Any;
@@ -30,6 +31,10 @@ impl Storage for Export {
             kept_by: KeptBy::Name,
             max_bytes: u32::MAX,
         }
+    }
+
+    fn attach(&self, engine: &mut dyn Engine, file: &Arc<File>) -> io::Result<FileId> {
+        engine.attach_handle(file, &self.0.handle())
     }
 
     fn map_state(&self, file: &File) -> Result<Option<Keep<'_>>, MappingError> {

@@ -3,12 +3,17 @@
 use super::{Driver, Flush, KeptBy, Nature, Parcel, Size, Storage, device_bytes};
 use crate::choices::EngineKind;
 use ringway_aio::nvme::{Facts, Namespace};
+use ringway_aio::{Engine, FileId, Handle};
 use std::any::Any;
 use std::fs::File;
 use std::io;
 use std::sync::Arc;
 
-impl Storage for Namespace {
+/// A namespace whose generic character device is the disk's file.
+#[derive(Debug)]
+pub(crate) struct Passthrough(pub(crate) Arc<Namespace>);
+
+impl Storage for Passthrough {
     fn nature(&self) -> Nature {
         Nature {
             engine: Some(EngineKind::Nvme),
@@ -16,21 +21,26 @@ impl Storage for Namespace {
             size: Size::Asked,
             has_length: false,
             kept_by: KeptBy::File,
-            max_bytes: self.facts.max_bytes,
+            max_bytes: self.0.facts.max_bytes,
         }
     }
 
     fn bytes(&self, _: &File) -> io::Result<u64> {
-        device_bytes(&self.block)
+        device_bytes(&self.0.block)
+    }
+
+    fn attach(&self, engine: &mut dyn Engine, file: &Arc<File>) -> io::Result<FileId> {
+        let namespace: Handle = Arc::<Namespace>::clone(&self.0);
+        engine.attach_handle(file, &namespace)
     }
 
     /// A character device has no sync; its block device flushes the same namespace.
     fn beside(&self) -> Option<&File> {
-        Some(&self.block)
+        Some(&self.0.block)
     }
 
     fn parcel(&self) -> io::Result<Parcel> {
-        let facts = &self.facts;
+        let facts = &self.0.facts;
         let numbers = [
             facts.id,
             facts.block_shift.into(),
@@ -43,7 +53,7 @@ impl Storage for Namespace {
             kind: Namespaces.kind().to_owned(),
             numbers: numbers.into_iter().map(u64::from).chain([deallocates_zeroed]).collect(),
             words: Vec::new(),
-            files: vec![Arc::new(self.block.try_clone()?)],
+            files: vec![Arc::new(self.0.block.try_clone()?)],
         })
     }
 
@@ -59,7 +69,7 @@ impl Driver for Namespaces {
         "nvme"
     }
 
-    fn adopt(&self, parcel: Parcel, _: &str, file: &Arc<File>) -> Option<Arc<dyn Storage>> {
+    fn adopt(&self, parcel: Parcel, _: &str, _: &Arc<File>) -> Option<Arc<dyn Storage>> {
         let Parcel { numbers, words, files, .. } = parcel;
         let ([block], []) = (<[Arc<File>; 1]>::try_from(files).ok()?, &words[..]) else {
             return None;
@@ -73,6 +83,7 @@ impl Driver for Namespaces {
             zero_blocks: zero.try_into().ok()?,
             deallocates_zeroed: deallocates_zeroed == 1,
         };
-        Some(Namespace { facts, block: Arc::into_inner(block)? }.of_file(file))
+        let block = Arc::into_inner(block)?;
+        Some(Arc::new(Passthrough(Arc::new(Namespace { facts, block }))))
     }
 }

@@ -3,6 +3,7 @@
 use super::{Flush, KeptBy, Nature, Size, Storage};
 use crate::choices::EngineKind;
 use crate::disk::Disk;
+use ringway_aio::{Engine, FileId, Handle};
 use ringway_rbd::Image;
 use std::any::Any;
 use std::fs::File;
@@ -23,6 +24,11 @@ impl Storage for Cluster {
             kept_by: KeptBy::Nothing,
             max_bytes: u32::MAX,
         }
+    }
+
+    fn attach(&self, engine: &mut dyn Engine, file: &Arc<File>) -> io::Result<FileId> {
+        let image: Handle = Arc::<Image>::clone(&self.0);
+        engine.attach_handle(file, &image)
     }
 
     fn bytes(&self, _: &File) -> io::Result<u64> {

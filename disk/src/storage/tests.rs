@@ -1,7 +1,8 @@
 //! What every storage has to keep to.
 
 use super::{
-    Custom, Export, Flush, KeptBy, Local, NotAdopted, Parcel, Size, Storage, Unreal, take_over,
+    Custom, Export, Flush, KeptBy, Local, NotAdopted, Parcel, Passthrough, Size, Storage, Unreal,
+    take_over,
 };
 use crate::choices::{EngineKind, SimModel};
 use ringway_aio::nvme::{Facts, Namespace};
@@ -81,8 +82,7 @@ fn c95_what_one_process_opens_another_one_serves() {
 
     let device = open("/dev/null");
     let block = File::open("/dev/zero").unwrap();
-    let namespace = Namespace { facts: facts(), block }.of_file(&device);
-    keeps_to_it(&*namespace, &device);
+    keeps_to_it(&Passthrough(Arc::new(Namespace { facts: facts(), block })), &device);
 
     let socket = || {
         let (ours, theirs) = UnixStream::pair().unwrap();
@@ -125,7 +125,7 @@ fn c95_a_namespace_with_odd_blocks_is_not_served() {
     let device = open("/dev/null");
     let parcel = || {
         let block = File::open("/dev/zero").unwrap();
-        Namespace { facts: facts(), block }.parcel().unwrap()
+        Passthrough(Arc::new(Namespace { facts: facts(), block })).parcel().unwrap()
     };
     assert!(take_over(parcel(), "disk", &device).is_ok());
     for shift in [0, 8, 17, 1 << 40] {

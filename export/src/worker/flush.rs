@@ -38,7 +38,7 @@ impl<E: Engine, Q: QueueLifecycle> Worker<E, Q> {
             let _ = reply.send(Ok(()));
             return;
         }
-        match self.engine.attach(&disk.file()) {
+        match disk.attach(&mut self.engine) {
             Ok(file) => {
                 let taken = |tag| {
                     let is = |other: &Waiting<Q>| matches!(other, Waiting::Flush { flush, .. } if flush.tag == tag);

@@ -103,7 +103,7 @@ impl<E: Engine, Q: QueueLifecycle> Worker<E, Q> {
         durable: bool,
     ) -> io::Result<(u32, DiskQueue<Q::Token>, QueueCommands)> {
         let id = u32::try_from(at).map_err(io::Error::other)?;
-        let file = self.engine.attach(&disk.file())?;
+        let file = disk.attach(&mut self.engine)?;
         let limits = self.engine.limits().clone();
         let mut disk = DiskQueue::new(disk, &limits, file, u64::from(id) << 16, ring.depth())
             .inspect_err(|_| self.engine.detach(file))?;

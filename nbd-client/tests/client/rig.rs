@@ -72,14 +72,14 @@ impl Rig {
 
     fn of(remote: Arc<Remote>, socket: Arc<File>) -> Self {
         let mut engine = Nbd::new(64).unwrap();
-        let file = engine.attach(&socket).unwrap();
+        let file = engine.attach_handle(&socket, &remote.handle()).unwrap();
         let out = Reaped::with_capacity(64, 64);
         Self { engine, remote, socket, file, out, memory: Vec::new() }
     }
 
     /// Another queue on the export; what it is called.
     pub(crate) fn attach(&mut self) -> FileId {
-        self.engine.attach(&self.socket).unwrap()
+        self.engine.attach_handle(&self.socket, &self.remote.handle()).unwrap()
     }
 
     /// What is queued from now on is of this queue.
@@ -93,7 +93,7 @@ impl Rig {
 
     /// Another engine that wants connections.
     pub(crate) fn another_engine(&self) -> std::io::Result<FileId> {
-        Nbd::new(4).unwrap().attach(&self.socket)
+        Nbd::new(4).unwrap().attach_handle(&self.socket, &self.remote.handle())
     }
 
     /// Queues an operation; its tag is its number. Data goes by segments of odd lengths.
