@@ -268,6 +268,10 @@ fn f49_without_its_server_a_clone_serves_what_it_has() {
     let other_one =
         crate::common::nbd::server(path, "nbdkit", &["-f", "-U", "n.sock", "memory", "16M"]);
     until("that is told", || daemon.log().contains("another size than before"));
+    let away = || {
+        text(&says(path, &["ctl", "--control", "ctl", "list"]).stdout).contains("its NBD server is away")
+    };
+    assert!(away(), "list says it");
     drop(other_one);
     let other = &mut others[0];
     for round in 0..20 {
@@ -288,6 +292,7 @@ fn f49_without_its_server_a_clone_serves_what_it_has() {
             assert!(found.into_buffer().unwrap()[..] == content[at..at + 512]);
         }
     }
+    until("list says no more of it", || !away());
     one.read(8 * CLUSTER, filled(CLUSTER, 0), 3).unwrap();
     let found = answer(one).into_buffer().unwrap();
     let at = usize::try_from(8 * CLUSTER).unwrap();
