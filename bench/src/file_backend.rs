@@ -9,7 +9,6 @@ use ringway_aio::{
 };
 use ringway_core::Segment;
 use ringway_disk::{Disk, EngineKind};
-use ringway_nbd_client::Nbd;
 use std::io;
 use std::time::Duration;
 
@@ -78,11 +77,10 @@ fn engine(kind: EngineKind, depth: u32) -> io::Result<Box<dyn Engine>> {
         EngineKind::Threads => {
             Box::new(Threads::new(ThreadsSetup { depth, threads: THREADS, cached_inline: true })?)
         }
-        EngineKind::Nbd => Box::new(Nbd::new(depth)?),
+        EngineKind::Own(own) => (own.make)(depth)?,
         EngineKind::Null
         | EngineKind::NullAfter(_)
         | EngineKind::Sim(_)
-        | EngineKind::Rbd
         | EngineKind::IoUringNbd
         | EngineKind::ThreadsNbd
         | EngineKind::Custom => {

@@ -40,14 +40,12 @@ pub(crate) fn no_file(
     access: &AccessArgs,
 ) -> Result<(Disk, &'static str)> {
     let facts = match source {
-        Source::Nbd(_) | Source::Rbd { .. } => {
-            return Ok((
-                elsewhere::open_for(name, source, load, access)?,
-                "served in this process",
-            ));
-        }
         Source::Sim { .. } => "a simulation, served in this process",
-        _ => "no data moves; served in this process",
+        Source::Null { .. } => "no data moves; served in this process",
+        _ => {
+            let disk = elsewhere::open_for(name, source, load, access)?;
+            return Ok((disk, "served in this process"));
+        }
     };
     Ok((ringway_disk::open(&OpenOptions::new(source.clone()))?, facts))
 }

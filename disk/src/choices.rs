@@ -1,7 +1,9 @@
 //! What can be chosen for a disk: its cache mode, its engine; and what its file asks for.
 
-use std::fmt;
+use ringway_aio::Engine;
+use std::hash::{Hash, Hasher};
 use std::str::FromStr;
+use std::{fmt, io};
 
 /// How writes relate to the host's caches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -49,16 +51,37 @@ pub enum EngineKind {
     NullAfter(u32),
     /// A disk in memory that takes the time a real one would take. A simulation.
     Sim(SimModel),
-    /// An NBD server.
-    Nbd,
     /// io_uring, and an NBD server that has what images are based on.
     IoUringNbd,
     /// The same with threads.
     ThreadsNbd,
-    /// A Ceph cluster.
-    Rbd,
+    /// One that only one kind of storage has.
+    Own(OwnEngine),
     /// An engine of whoever opened the disk ([`crate::CustomDisk`]).
     Custom,
+}
+
+/// The engine of one kind of storage. Its name says which it is.
+#[derive(Clone, Copy, Debug)]
+pub struct OwnEngine {
+    /// The word that users see.
+    pub name: &'static str,
+    /// Makes one for so many operations at a time. Called on the thread that is to use it.
+    pub make: fn(u32) -> io::Result<Box<dyn Engine>>,
+}
+
+impl PartialEq for OwnEngine {
+    fn eq(&self, other: &Self) -> bool {
+        self.name == other.name
+    }
+}
+
+impl Eq for OwnEngine {}
+
+impl Hash for OwnEngine {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.name.hash(state);
+    }
 }
 
 /// Which disk [`EngineKind::Sim`] simulates.
@@ -119,7 +142,7 @@ impl EngineKind {
 
     /// The word used on the command line.
     #[must_use]
-    pub const fn name(self) -> &'static str {
+    pub fn name(self) -> &'static str {
         match self {
             Self::IoUring => "io_uring",
             Self::LinuxAio => "linux-aio",
@@ -129,10 +152,9 @@ impl EngineKind {
             Self::Sim(SimModel::Ram) => "sim:ram",
             Self::Sim(SimModel::Ssd) => "sim:ssd",
             Self::Sim(SimModel::Hdd) => "sim:hdd",
-            Self::Nbd => "nbd",
             Self::IoUringNbd => "io_uring+nbd",
             Self::ThreadsNbd => "threads+nbd",
-            Self::Rbd => "rbd",
+            Self::Own(engine) => engine.name,
             Self::Custom => "custom",
         }
     }

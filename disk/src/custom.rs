@@ -4,7 +4,7 @@ use crate::choices::{Alignment, CacheMode, EngineKind};
 use crate::disk::Disk;
 use crate::open::{OpenError, memory_file, serial_bytes};
 use crate::parts::Parts;
-use crate::storage::Custom;
+use crate::storage::{Custom, Storage};
 use ringway_core::Geometry;
 use ringway_scheduler::SchedulerMode;
 use std::sync::Arc;
@@ -48,8 +48,24 @@ impl CustomDisk {
     /// # Panics
     /// If the capacity is not a positive multiple of 4096 bytes.
     pub fn open(&self, serial: Option<&str>) -> Result<Disk, OpenError> {
+        self.on(Arc::new(Custom), "custom", serial)
+    }
+
+    /// The same, on a storage of a kind of its own. People call it `name`.
+    ///
+    /// # Errors
+    /// As [`CustomDisk::open`].
+    ///
+    /// # Panics
+    /// As [`CustomDisk::open`].
+    pub fn on(
+        &self,
+        storage: Arc<dyn Storage>,
+        name: &str,
+        serial: Option<&str>,
+    ) -> Result<Disk, OpenError> {
         assert!(self.bytes > 0 && self.bytes % 4096 == 0, "whole blocks");
-        let name = "custom".to_owned();
+        let name = name.to_owned();
         let host = |source| OpenError::Host { path: name.clone().into(), what: "make it", source };
         Ok(Disk::from(Parts {
             serial: serial_bytes(serial, &name)?,
@@ -70,12 +86,12 @@ impl CustomDisk {
             },
             cache: self.cache,
             cache_why: "as its owner says".into(),
-            engine: EngineKind::Custom,
+            engine: storage.nature().engine.unwrap_or(EngineKind::Custom),
             engine_why: "its owner's".into(),
             alignment: self.alignment,
             path: self.path,
             image: None,
-            storage: Arc::new(Custom),
+            storage,
         }))
     }
 }

@@ -78,7 +78,7 @@ mod stats;
 pub mod storage;
 mod unmapped;
 
-pub use choices::{Alignment, CacheMode, EngineKind, SimModel, UnknownWord};
+pub use choices::{Alignment, CacheMode, EngineKind, OwnEngine, SimModel, UnknownWord};
 pub use commit::{LockedBase, NotCommitted, NotLocked};
 pub use custom::CustomDisk;
 pub use disk::Disk;
@@ -89,7 +89,8 @@ pub use incidents::{Detours, FailedOp, Failures, Incidents, OnIncident};
 pub use new_image::{Backing, BackingError, NewFile, is_named_qcow2};
 pub use open::{
     Base, BaseExport, ForeignFormat, LockError, NewOverlay, NotWritable, OpenError, OpenOptions,
-    OverlayError, Qcow2, Report, Source, lock_image, open, probe, reopen_for_writing, unlock_image,
+    OtherKind, OverlayError, Qcow2, Report, Source, lock_image, open, probe, reopen_for_writing,
+    unlock_image,
 };
 pub use parts::Parts;
 pub use places::{Places, Share};

@@ -36,12 +36,12 @@ pub use image_lock::{LockError, lock_image, unlock_image};
 pub(crate) use image_lock::{drop_flock, raise_lock, share_lock};
 pub use mount::{ENDING, Mount, is_dying, parent};
 pub use nvme::is_namespace;
-pub use options::{Base, BaseExport, OpenOptions, Qcow2, Source};
+pub use options::{Base, BaseExport, OpenOptions, OtherKind, Qcow2, Source};
 pub use origin::Origin;
 pub use overlay::{NewOverlay, OverlayError};
 pub use qcow2::repair_counts;
 pub use rbd::ClusterDisk;
-pub use report::{Blocks, Choice, Direct, ImageKind, Report, holder, probe};
+pub use report::{Blocks, Choice, Direct, Report, holder, probe};
 pub use writable::{NotWritable, reopen_for_writing};
 
 use crate::choices::{Alignment, CacheMode, EngineKind};
@@ -103,6 +103,7 @@ pub fn open_unmapped(options: &OpenOptions) -> Result<Disk, OpenError> {
         },
         Source::Nbd(target) => nbd::open(target, options),
         Source::Rbd { target, access } => ClusterDisk::prepare(target, access, options)?.open(),
+        Source::Other { kind, name } => (kind.open)(name, options),
     }
 }
 

@@ -13,9 +13,9 @@ mod unreal;
 pub use chained::NotBased;
 pub(crate) use custom::Custom;
 pub(crate) use local::{Local, block_ioctl, device_bytes};
-pub(crate) use nbd::Export;
+pub(crate) use nbd::{Export, NBD};
 pub(crate) use nvme::Passthrough;
-pub(crate) use rbd::Cluster;
+pub(crate) use rbd::{Cluster, RBD};
 pub use table::{NotAdopted, identity_of, take_over};
 pub(crate) use unreal::Unreal;
 

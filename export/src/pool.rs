@@ -13,7 +13,6 @@ use ringway_core::mem::install_sigbus_handler;
 use ringway_core::thread::{DataThread, data_thread_starts};
 use ringway_disk::{EngineKind, SimModel};
 use ringway_nbd_client::Nbd;
-use ringway_rbd::Rbd;
 use rustix::thread::{CpuSet, sched_setaffinity};
 use std::io;
 use std::sync::Arc;
@@ -110,7 +109,6 @@ impl<Q: QueueLifecycle + 'static> Pool<Q> {
                     Ok(Sim::new(Threads::new(threads())?, SimSetup::new(model_of(model))))
                 }),
                 EngineKind::LinuxAio => spawn(index, worker, setup, || LinuxAio::new(ENGINE_DEPTH)),
-                EngineKind::Nbd => spawn(index, worker, setup, || Nbd::new(ENGINE_DEPTH)),
                 EngineKind::IoUringNbd => {
                     let rings = self.rings.clone();
                     spawn(index, worker, setup, move || {
@@ -121,7 +119,9 @@ impl<Q: QueueLifecycle + 'static> Pool<Q> {
                 EngineKind::ThreadsNbd => spawn(index, worker, setup, move || {
                     nbd_with(Threads::new(threads())?, options.engine)
                 }),
-                EngineKind::Rbd => spawn(index, worker, setup, || Rbd::new(ENGINE_DEPTH)),
+                EngineKind::Own(own) => {
+                    spawn(index, worker, setup, move || (own.make)(ENGINE_DEPTH))
+                }
                 EngineKind::Threads => spawn(index, worker, setup, || Threads::new(threads())),
                 EngineKind::IoUring => {
                     let rings = self.rings.clone();

@@ -24,7 +24,7 @@ use ringway_control::config::{CpuList, DaemonArgs, NbdPlace, Origins, Place, Pla
 use ringway_control::log::LogArgs;
 use ringway_control::protocol::{DiskFacts, Happened};
 use ringway_core::panic_point;
-use ringway_disk::{EngineKind, Source};
+use ringway_disk::EngineKind;
 use ringway_export::{Polling, report_suppressed};
 use ringway_terminal::logging;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -112,7 +112,7 @@ fn check_cpus(plan: &Plan) -> anyhow::Result<()> {
 /// In the process of one disk of a Ceph cluster, whose guests come over vhost-user, the cluster's library
 /// counts as well.
 fn guests_of(plan: &Plan, inside: bool) -> Guests {
-    let cluster = plan.disks.iter().any(|disk| matches!(disk.source, Source::Rbd { .. }));
+    let cluster = plan.disks.iter().any(DiskSpec::is_of_cluster);
 
     let nbd = plan.disks.iter().any(|disk| matches!(disk.place, Place::Nbd(_)));
     match &plan.xen {

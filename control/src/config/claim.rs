@@ -61,17 +61,10 @@ impl DiskSpec {
     pub fn claim(&self, locate: impl Fn(&Path) -> Location) -> Claim {
         let image = match &self.source {
             Source::Path(path) => Some((path.clone(), locate(path).identity)),
-            Source::Nbd(target) => {
-                let identity = target.identity(|path| locate(path).real);
-                Some((target.to_string().into(), FileIdentity::Path(identity.into())))
+            other => {
+                let known = other.identity(|path| locate(path).real);
+                known.map(|(name, identity)| (name.into(), FileIdentity::Path(identity.into())))
             }
-            // One cluster after the other may have an image of such a name: who has its lock decides.
-            Source::Rbd { target, access } => {
-                let conf = access.conf.as_deref().map(|conf| locate(conf).real).unwrap_or_default();
-                let image = format!("{target} {}", conf.display());
-                Some((target.to_string().into(), FileIdentity::Path(image.into())))
-            }
-            Source::Null { .. } | Source::Sim { .. } => None,
         };
         let place = ClaimedPlace::of(&self.place, locate);
         Claim { origin: self.origin.clone(), place, image, read_only: self.read_only }

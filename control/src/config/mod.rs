@@ -39,7 +39,7 @@ pub(crate) use nearest::with_hint;
 pub use origins::Origins;
 pub use plan::{DaemonArgs, EachDisk, Plan, Sandbox, check_limit_group, cpus};
 pub use sockets::{SocketMode, SocketRule};
-pub use source::{base_source, is_unreal, source};
+pub use source::{base_source, is_elsewhere, is_unreal, source};
 pub use xen::{Attached, XenPlan};
 pub use xen_args::{XenArgs, XenData};
 

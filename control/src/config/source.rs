@@ -6,42 +6,27 @@ use ringway_nbd_client::Target;
 use ringway_rbd::{Access, Target as RbdTarget};
 use std::path::Path;
 
-/// What a word's scheme says that it names.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Scheme {
-    /// `null:`, no disk at all.
-    Null,
-    /// `sim:`, a simulated disk.
-    Sim,
-    /// `nbd:` and the like: an export of an NBD server.
-    Nbd,
-    /// `rbd:`, an image of a Ceph cluster.
-    Rbd,
-    /// A word that means nothing.
-    Unknown,
-}
+/// How a word with a scheme is read.
+type Read = fn(&str) -> Result<Source, String>;
 
-/// The words that stand before a colon, and what they say.
-const SCHEMES: [(&str, Scheme); 7] = [
-    ("null", Scheme::Null),
-    ("sim", Scheme::Sim),
-    (Target::SCHEMES[0], Scheme::Nbd),
-    (Target::SCHEMES[1], Scheme::Nbd),
-    (Target::SCHEMES[2], Scheme::Nbd),
-    (Target::SCHEMES[3], Scheme::Nbd),
-    (RbdTarget::SCHEME, Scheme::Rbd),
+/// The kinds of disks that have a scheme: what stands before the colon, and how such a word is read.
+const SCHEMES: &[(&str, Read)] = &[
+    ("null", null),
+    ("sim", sim),
+    (Target::SCHEMES[0], nbd),
+    (Target::SCHEMES[1], nbd),
+    (Target::SCHEMES[2], nbd),
+    (Target::SCHEMES[3], nbd),
+    (RbdTarget::SCHEME, rbd),
 ];
 
-/// The scheme of an image's word, and its name; `None` for the path of a file. A path whose first part
-/// has a colon can be had as `./a:b`.
-fn scheme(image: &Path) -> Option<(Scheme, &str)> {
+/// The scheme of an image's word; `None` for the path of a file. A path whose first part has a colon can be had as
+/// `./a:b`.
+fn scheme(image: &Path) -> Option<&str> {
     let (name, _) = image.to_str()?.split_once(':')?;
     let letters = |letter: char| letter.is_ascii_alphanumeric() || "+-.".contains(letter);
-    if !name.starts_with(|first: char| first.is_ascii_alphabetic()) || !name.chars().all(letters) {
-        return None;
-    }
-    let known = SCHEMES.into_iter().find(|(known, _)| *known == name);
-    Some((known.map_or(Scheme::Unknown, |(_, scheme)| scheme), name))
+    let begins = name.starts_with(|first: char| first.is_ascii_alphabetic());
+    (begins && name.chars().all(letters)).then_some(name)
 }
 
 /// True for the words that name no file: those with a scheme.
@@ -49,49 +34,60 @@ pub fn is_unreal(image: &Path) -> bool {
     scheme(image).is_some()
 }
 
+/// True if somebody else has what a word names: a server, a cluster.
+pub fn is_elsewhere(image: &Path) -> bool {
+    let is_here = |name| matches!(name, "null" | "sim");
+    scheme(image)
+        .is_some_and(|name| !is_here(name) && SCHEMES.iter().any(|(known, _)| *known == name))
+}
+
 /// `null:SIZE[,latency=TIME]`, `sim:MODEL:SIZE`, an export of an NBD server ([`Target`]), an image of a Ceph
 /// cluster ([`RbdTarget`]), or a path. A file of such a name can be had as `./null:1G`.
 pub fn source(image: &Path) -> Result<Source, String> {
+    let Some(name) = scheme(image) else { return Ok(Source::Path(image.into())) };
     let word = image.to_str().unwrap_or_default();
-    match scheme(image) {
-        Some((Scheme::Nbd, _)) => {
-            return word.parse::<Target>().map(Source::Nbd).map_err(|error| error.to_string());
-        }
-        Some((Scheme::Rbd, _)) => {
-            let rbd = |target| Source::Rbd { target, access: Access::default() };
-            return word.parse::<RbdTarget>().map(rbd).map_err(|error| error.to_string());
-        }
-        Some((Scheme::Unknown, "vhost-user")) => {
-            return Err(format!(
-                "{word}: that is a disk which is served already; ringway info, bench, copy and io take it"
-            ));
-        }
-        Some((Scheme::Unknown, name)) => {
-            let hint = meant(name).map(|meant| format!(" (did you mean '{meant}:'?)"));
-            let hint = hint.unwrap_or_default();
-            return Err(format!(
-                "{word}: there is no kind of image '{name}:'{hint}. A file of that name is ./{word}"
-            ));
-        }
-        Some((Scheme::Null | Scheme::Sim, _)) | None => {}
+    if let Some((_, read)) = SCHEMES.iter().find(|(known, _)| *known == name) {
+        return read(word);
     }
-    let size = |text: &str| match text.parse() {
-        Ok(Size(bytes)) => Ok(bytes),
-        Err(error) => Err(format!("{word}: {error}")),
-    };
-    if let Some(rest) = word.strip_prefix("null:") {
-        let (bytes, latency) = rest.split_once(",latency=").unwrap_or((rest, "0us"));
-        let latency_us = microseconds(latency).map_err(|error| format!("{word}: {error}"))?;
-        return Ok(Source::Null { bytes: size(bytes)?, latency_us });
+    if name == "vhost-user" {
+        return Err(format!(
+            "{word}: that is a disk which is served already; ringway info, bench, copy and io take it"
+        ));
     }
-    if let Some(rest) = word.strip_prefix("sim:") {
-        let (model, bytes) = rest
-            .split_once(':')
-            .ok_or_else(|| format!("{word}: give a model and a size, such as sim:hdd:10G"))?;
-        let model = model.parse().map_err(|error| format!("{word}: {error}"))?;
-        return Ok(Source::Sim { model, bytes: size(bytes)? });
-    }
-    Ok(Source::Path(image.into()))
+    let hint = meant(name).map(|meant| format!(" (did you mean '{meant}:'?)")).unwrap_or_default();
+    Err(format!(
+        "{word}: there is no kind of image '{name}:'{hint}. A file of that name is ./{word}"
+    ))
+}
+
+fn null(word: &str) -> Result<Source, String> {
+    let rest = word.strip_prefix("null:").unwrap_or_default();
+    let (bytes, latency) = rest.split_once(",latency=").unwrap_or((rest, "0us"));
+    let latency_us = microseconds(latency).map_err(|error| format!("{word}: {error}"))?;
+    Ok(Source::Null { bytes: size(word, bytes)?, latency_us })
+}
+
+fn sim(word: &str) -> Result<Source, String> {
+    let rest = word.strip_prefix("sim:").unwrap_or_default();
+    let (model, bytes) = rest
+        .split_once(':')
+        .ok_or_else(|| format!("{word}: give a model and a size, such as sim:hdd:10G"))?;
+    let model = model.parse().map_err(|error| format!("{word}: {error}"))?;
+    Ok(Source::Sim { model, bytes: size(word, bytes)? })
+}
+
+fn nbd(word: &str) -> Result<Source, String> {
+    word.parse::<Target>().map(Source::Nbd).map_err(|error| error.to_string())
+}
+
+fn rbd(word: &str) -> Result<Source, String> {
+    let rbd = |target| Source::Rbd { target, access: Access::default() };
+    word.parse::<RbdTarget>().map(rbd).map_err(|error| error.to_string())
+}
+
+/// The size that a part of `word` says.
+fn size(word: &str, part: &str) -> Result<u64, String> {
+    part.parse().map(|Size(bytes)| bytes).map_err(|error| format!("{word}: {error}"))
 }
 
 /// What a base is: a file, or an export of an NBD server. Its owner may have said that it `is_qcow2`.
@@ -111,7 +107,7 @@ pub fn base_source(base: &Path, is_qcow2: bool) -> Result<Source, String> {
             "is an image of a Ceph cluster, which cannot be a base: each of its disks has a process of its own. \
              Serve it to NBD clients (`ringway nbd`), and name that export as the base"
         }
-        Source::Null { .. } | Source::Sim { .. } => {
+        Source::Null { .. } | Source::Sim { .. } | Source::Other { .. } => {
             "is no file: the base of a clone is one, or an export of an NBD server"
         }
     };
@@ -120,7 +116,7 @@ pub fn base_source(base: &Path, is_qcow2: bool) -> Result<Source, String> {
 
 /// The scheme that somebody meant: these words are too short to be judged as others are.
 fn meant(name: &str) -> Option<&'static str> {
-    let near = SCHEMES.into_iter().map(|(known, _)| (strsim::osa_distance(name, known), known));
+    let near = SCHEMES.iter().map(|&(known, _)| (strsim::osa_distance(name, known), known));
     near.min().filter(|(distance, known)| *distance * 3 <= known.len()).map(|(_, known)| known)
 }
 

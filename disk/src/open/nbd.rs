@@ -3,11 +3,11 @@
 use super::engine::check_block_size;
 use super::serial::serial_bytes;
 use super::{OpenError, OpenOptions};
-use crate::choices::{Alignment, CacheMode, EngineKind};
+use crate::choices::{Alignment, CacheMode};
 use crate::disk::Disk;
 use crate::new_image::Backing;
 use crate::parts::Parts;
-use crate::storage::Export;
+use crate::storage::{Export, NBD};
 use ringway_core::{Geometry, SECTOR_BYTES};
 use ringway_image::Format;
 use ringway_nbd_client::{Remote, Target, TargetError, connect};
@@ -60,7 +60,7 @@ pub(super) fn open(target: &Target, options: &OpenOptions) -> Result<Disk, OpenE
             Some(_) => "as asked".into(),
             None => "the server may have a cache".into(),
         },
-        engine: EngineKind::Nbd,
+        engine: NBD,
         engine_why: match connected.sockets().count() {
             1 => "an NBD server has the data".into(),
             several => format!("an NBD server has the data, {several} connections"),
@@ -103,7 +103,7 @@ impl Backing {
 
 /// Refuses what only files have.
 fn check(options: &OpenOptions) -> Result<(), &'static str> {
-    if options.engine.is_some_and(|engine| engine != EngineKind::Nbd) {
+    if options.engine.is_some_and(|engine| engine != NBD) {
         return Err("an NBD server has its own engine: leave --engine out");
     }
     if options.cache == Some(CacheMode::None) {

@@ -1,11 +1,13 @@
 //! What is to be opened, and how.
 
+use super::error::OpenError;
 use crate::choices::{CacheMode, EngineKind, SimModel};
+use crate::disk::Disk;
 use ringway_image::Format;
 use ringway_nbd_client::Target;
 use ringway_rbd::{Access, Target as RbdTarget};
 use ringway_scheduler::SchedulerMode;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 /// What is to be served.
@@ -36,9 +38,61 @@ pub enum Source {
         /// How to get to the cluster.
         access: Access,
     },
+    /// A disk of a kind that is none of these.
+    Other {
+        /// Which kind.
+        kind: OtherKind,
+        /// What people call it.
+        name: String,
+    },
 }
 
+/// A kind of disk that its owner opens ([`Source::Other`]). Its name says which it is.
+#[derive(Clone, Copy, Debug)]
+pub struct OtherKind {
+    /// What it is, in words.
+    pub name: &'static str,
+    /// Opens one of these, by what people call it.
+    pub open: fn(&str, &OpenOptions) -> Result<Disk, OpenError>,
+}
+
+impl PartialEq for OtherKind {
+    fn eq(&self, other: &Self) -> bool {
+        self.name == other.name
+    }
+}
+
+impl Eq for OtherKind {}
+
 impl Source {
+    /// What it is, in words.
+    #[must_use]
+    pub const fn kind(&self) -> &'static str {
+        match self {
+            Self::Path(_) => "file",
+            Self::Null { .. } => "null",
+            Self::Sim { .. } => "simulation",
+            Self::Nbd(_) => "NBD export",
+            Self::Rbd { .. } => "RBD image",
+            Self::Other { kind, .. } => kind.name,
+        }
+    }
+
+    /// What others call it, and what it is whoever calls it what, if it is no file and others can have it. `real` says
+    /// where a path leads.
+    pub fn identity(&self, real: impl Fn(&Path) -> PathBuf) -> Option<(String, String)> {
+        match self {
+            Self::Nbd(target) => Some((target.to_string(), target.identity(real))),
+            // One cluster after the other may have an image of such a name: who has its lock decides.
+            Self::Rbd { target, access } => {
+                let conf = access.conf.as_deref().map(real).unwrap_or_default();
+                Some((target.to_string(), format!("{target} {}", conf.display())))
+            }
+            Self::Other { name, .. } => Some((name.clone(), name.clone())),
+            Self::Path(_) | Self::Null { .. } | Self::Sim { .. } => None,
+        }
+    }
+
     /// The export that it is, if an NBD server has it.
     #[must_use]
     pub fn export(&self) -> Option<&Target> {

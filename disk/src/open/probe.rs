@@ -19,6 +19,15 @@ pub(super) enum FileKind {
     BlockDevice,
 }
 
+impl FileKind {
+    pub(super) const fn name(self) -> &'static str {
+        match self {
+            Self::File => "file",
+            Self::BlockDevice => "block device",
+        }
+    }
+}
+
 pub(super) fn kind(path: &Path) -> Result<FileKind, OpenError> {
     let meta = path.metadata().map_err(|source| match source.kind() {
         io::ErrorKind::NotFound => OpenError::Missing(path.into()),

@@ -3,10 +3,10 @@
 use super::engine::check_block_size;
 use super::serial::serial_bytes;
 use super::{OpenError, OpenOptions};
-use crate::choices::{Alignment, CacheMode, EngineKind};
+use crate::choices::{Alignment, CacheMode};
 use crate::disk::Disk;
 use crate::parts::Parts;
-use crate::storage::Cluster;
+use crate::storage::{Cluster, RBD};
 use ringway_core::Geometry;
 use ringway_rbd::{Access, Configured, RbdError, Target};
 use std::sync::Arc;
@@ -87,7 +87,7 @@ impl ClusterDisk {
                 Some(_) => "as asked".into(),
                 None => "what is answered is in the cluster".into(),
             },
-            engine: EngineKind::Rbd,
+            engine: RBD,
             engine_why: "a Ceph cluster has the data".into(),
             alignment: Alignment::ANY,
             path: options.path,
@@ -99,7 +99,7 @@ impl ClusterDisk {
 
 /// Refuses what only files have.
 fn check(options: &OpenOptions) -> Result<(), &'static str> {
-    if options.engine.is_some_and(|engine| engine != EngineKind::Rbd) {
+    if options.engine.is_some_and(|engine| engine != RBD) {
         return Err("a Ceph cluster has its own engine: leave --engine out");
     }
     if options.cache == Some(CacheMode::None) {

@@ -22,25 +22,6 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::Path;
 
-/// What a disk is made of.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ImageKind {
-    /// A raw image file.
-    File,
-    /// A block device.
-    BlockDevice,
-    /// Nothing: requests move no data.
-    Null,
-    /// A simulated disk in memory.
-    Simulation,
-    /// An export of an NBD server.
-    Nbd,
-    /// An image of a Ceph cluster.
-    Rbd,
-    /// An NVMe namespace, by its generic character device.
-    Nvme,
-}
-
 /// What O_DIRECT needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Direct {
@@ -81,8 +62,8 @@ pub struct Choice {
 /// What can be known of a disk without opening it for good.
 #[derive(Debug)]
 pub struct Report {
-    /// What it is; `None` if it is nothing that could be served.
-    pub kind: Option<ImageKind>,
+    /// What it is, in words; `None` if it is nothing that could be served.
+    pub kind: Option<&'static str>,
     /// Its size in bytes.
     pub bytes: Option<u64>,
     /// Bytes of a file that are really there.
@@ -106,7 +87,7 @@ pub struct Report {
 }
 
 impl Report {
-    fn new(kind: Option<ImageKind>, verdict: Result<Choice, OpenError>) -> Self {
+    fn new(kind: Option<&'static str>, verdict: Result<Choice, OpenError>) -> Self {
         Self {
             kind,
             bytes: None,
@@ -135,15 +116,15 @@ pub fn probe(options: &OpenOptions) -> Report {
             let options = OpenOptions { create_bytes: None, ..options.clone() };
             probe_path(path, &options)
         }
-        Source::Null { bytes, .. } => probe_unreal(ImageKind::Null, *bytes, options),
-        Source::Sim { bytes, .. } => probe_unreal(ImageKind::Simulation, *bytes, options),
-        Source::Nbd(_) => probe_unreal(ImageKind::Nbd, 0, options),
         Source::Rbd { .. } => probe_cluster(options),
+        Source::Null { bytes, .. } | Source::Sim { bytes, .. } => probe_opened(*bytes, options),
+        Source::Nbd(_) | Source::Other { .. } => probe_opened(0, options),
     }
 }
 
 /// There is nothing to be careful with: no file holds it.
-fn probe_unreal(kind: ImageKind, bytes: u64, options: &OpenOptions) -> Report {
+fn probe_opened(bytes: u64, options: &OpenOptions) -> Report {
+    let kind = options.source.kind();
     match open(options) {
         Ok(disk) => of_opened(kind, &disk),
         Err(error) => {
@@ -155,7 +136,7 @@ fn probe_unreal(kind: ImageKind, bytes: u64, options: &OpenOptions) -> Report {
 }
 
 /// What is seen of a disk that could be opened.
-fn of_opened(kind: ImageKind, disk: &Disk) -> Report {
+fn of_opened(kind: &'static str, disk: &Disk) -> Report {
     let shape = disk.geometry();
     let choice = Choice {
         engine: disk.engine(),
@@ -184,10 +165,10 @@ fn probe_namespace(path: &Path, options: &OpenOptions) -> Report {
     let disk = match open(&reading) {
         Ok(disk) => disk,
         Err(error) => {
-            return Report { holder, ..Report::new(Some(ImageKind::Nvme), Err(error)) };
+            return Report { holder, ..Report::new(Some("NVMe namespace"), Err(error)) };
         }
     };
-    let mut report = of_opened(ImageKind::Nvme, &disk);
+    let mut report = of_opened("NVMe namespace", &disk);
     let block = disk.storage.beside();
     report.device = block.and_then(Device::below);
     report.looks_like =
@@ -215,9 +196,9 @@ fn probe_namespace(path: &Path, options: &OpenOptions) -> Report {
 fn probe_cluster(options: &OpenOptions) -> Report {
     let disk = match open(&OpenOptions { read_only: true, ..options.clone() }) {
         Ok(disk) => disk,
-        Err(error) => return Report::new(Some(ImageKind::Rbd), Err(error)),
+        Err(error) => return Report::new(Some("RBD image"), Err(error)),
     };
-    let mut report = of_opened(ImageKind::Rbd, &disk);
+    let mut report = of_opened("RBD image", &disk);
     let image = disk.cluster_image().filter(|image| image.target().snapshot.is_none());
     let Some(image) = image.filter(|_| !options.read_only) else { return report };
     if let Some(blocks) = &mut report.blocks {
@@ -247,7 +228,7 @@ fn probe_path(path: &Path, options: &OpenOptions) -> Report {
                 OpenError::Permission { .. } => permission(path, options.read_only),
                 error => may_open(path, options, None).err().unwrap_or(error),
             };
-            return Report::new(Some(kind.into()), Err(error));
+            return Report::new(Some(kind.name()), Err(error));
         }
     };
     let device = Device::below(&file);
@@ -273,7 +254,7 @@ fn probe_path(path: &Path, options: &OpenOptions) -> Report {
         holder,
         mount,
         device,
-        ..Report::new(Some(kind.into()), verdict)
+        ..Report::new(Some(kind.name()), verdict)
     }
 }
 
@@ -294,15 +275,6 @@ fn holder_of(file: &File, read_only: bool, locks: &Locks) -> Option<String> {
     }
     let byte = marked_by_others(file, read_only).ok()??;
     Some(LockError::Marked(byte).holder(file))
-}
-
-impl From<FileKind> for ImageKind {
-    fn from(kind: FileKind) -> Self {
-        match kind {
-            FileKind::File => Self::File,
-            FileKind::BlockDevice => Self::BlockDevice,
-        }
-    }
 }
 
 /// What `open` would be refused, found out without opening. `below` is the block device, if the

@@ -1,18 +1,22 @@
 //! Exports of NBD servers.
 
 use super::{Driver, Flush, Keep, KeptBy, Nature, Parcel, Size, Storage};
-use crate::choices::EngineKind;
+use crate::choices::{EngineKind, OwnEngine};
 use crate::disk::Disk;
 use crate::state::STATE_EXPORT_AT;
 use ringway_aio::{Engine, FileId};
 use ringway_core::mem::MappingError;
-use ringway_nbd_client::{Connected, Counts, Negotiated, Remote, Target};
+use ringway_nbd_client::{Connected, Counts, Nbd, Negotiated, Remote, Target};
 use std::any::Any;
 use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
+
+/// The engine of exports.
+pub(crate) const NBD: EngineKind =
+    EngineKind::Own(OwnEngine { name: "nbd", make: |depth| Ok(Box::new(Nbd::new(depth)?)) });
 
 /// An export, by its connections.
 #[derive(Debug)]
@@ -21,7 +25,7 @@ pub(crate) struct Export(pub(crate) Arc<Remote>);
 impl Storage for Export {
     fn nature(&self) -> Nature {
         Nature {
-            engine: Some(EngineKind::Nbd),
+            engine: Some(NBD),
             flush: Flush::Engine,
             size: Size::Fixed(
                 "it is as large as the NBD server says, which is told at the start of a connection. Resize it \

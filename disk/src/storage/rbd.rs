@@ -1,14 +1,18 @@
 //! Images of Ceph clusters.
 
 use super::{Flush, KeptBy, Nature, Size, Storage};
-use crate::choices::EngineKind;
+use crate::choices::{EngineKind, OwnEngine};
 use crate::disk::Disk;
 use ringway_aio::{Engine, FileId, Handle};
-use ringway_rbd::Image;
+use ringway_rbd::{Image, Rbd};
 use std::any::Any;
 use std::fs::File;
 use std::io;
 use std::sync::Arc;
+
+/// The engine of images.
+pub(crate) const RBD: EngineKind =
+    EngineKind::Own(OwnEngine { name: "rbd", make: |depth| Ok(Box::new(Rbd::new(depth)?)) });
 
 /// An image, which stays with its process.
 #[derive(Debug)]
@@ -17,7 +21,7 @@ pub(crate) struct Cluster(pub(crate) Arc<Image>);
 impl Storage for Cluster {
     fn nature(&self) -> Nature {
         Nature {
-            engine: Some(EngineKind::Rbd),
+            engine: Some(RBD),
             flush: Flush::Engine,
             size: Size::Asked,
             has_length: false,

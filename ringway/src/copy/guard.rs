@@ -4,12 +4,12 @@ use super::args::{CopyArgs, Prealloc, Reflink};
 use super::end::End;
 use super::journal::{Identity, Story, fnv1a, with_suffix};
 use super::open::Opened;
-use crate::io::target::Target;
+use crate::io::target::{Target, kind};
 use crate::new_file;
 use crate::wrong_usage::{WrongUsage, wrong_usage};
 use anyhow::{Context, bail};
 use ringway_control::config::Format;
-use ringway_disk::{ForeignFormat, Source};
+use ringway_disk::ForeignFormat;
 use ringway_image::{Format as ImageFormat, printable};
 use std::fs::{File, Metadata};
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
@@ -225,9 +225,7 @@ pub(super) fn space(args: &CopyArgs, story: Option<&Story>) -> anyhow::Result<Pr
 fn no_file(target: &Target) -> Option<&'static str> {
     match target {
         Target::VhostUser(_) => Some("served disk"),
-        Target::Elsewhere(_, Source::Nbd(_)) => Some("export of a server"),
-        Target::Elsewhere(_, Source::Path(_)) => Some("NVMe namespace"),
-        Target::Elsewhere(..) => Some("image of a cluster"),
+        Target::Elsewhere(_, source) => Some(kind(source)),
         Target::Path(path) if is_block_device(path) => Some("block device"),
         Target::Path(_) => None,
     }

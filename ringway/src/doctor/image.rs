@@ -1,7 +1,7 @@
 //! What a disk is, and how it would be served.
 
 use ringway_control::config::{CephArgs, DiskArgs, Place, cpus};
-use ringway_disk::open::{ImageKind, Mount, Origin};
+use ringway_disk::open::{Mount, Origin};
 use ringway_disk::{CacheMode, EngineKind, ForeignFormat, OpenOptions, Qcow2, probe};
 use serde::Serialize;
 use std::path::{Path, PathBuf};
@@ -132,15 +132,7 @@ pub(crate) fn inspect(
     };
     Image {
         name,
-        kind: found.kind.map(|kind| match kind {
-            ImageKind::File => "file",
-            ImageKind::BlockDevice => "block device",
-            ImageKind::Null => "null",
-            ImageKind::Simulation => "simulation",
-            ImageKind::Nbd => "NBD export",
-            ImageKind::Rbd => "RBD image",
-            ImageKind::Nvme => "NVMe namespace",
-        }),
+        kind: found.kind,
         looks_like: found.looks_like.map(ForeignFormat::name),
         bytes: found.bytes,
         allocated_bytes: found.allocated,

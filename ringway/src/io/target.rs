@@ -2,7 +2,7 @@
 //! elsewhere.
 
 use clap::builder::{OsStringValueParser, TypedValueParser};
-use ringway_control::config::source;
+use ringway_control::config::{is_elsewhere, source};
 use ringway_disk::Source;
 use ringway_disk::open::is_namespace;
 use ringway_image::printable;
@@ -82,21 +82,14 @@ impl Target {
 /// What it is that a tool serves to itself.
 pub(crate) fn kind(source: &Source) -> &'static str {
     match source {
-        Source::Nbd(_) => "NBD export",
         Source::Path(_) => "NVMe namespace",
-        _ => "RBD image",
+        other => other.kind(),
     }
 }
 
 /// What a word names that is neither here nor a path. Others than these schemes may be names of files.
 fn elsewhere(word: &Path) -> Result<Option<Source>, String> {
-    let said = word.to_str().and_then(|word| word.split_once(':'));
-    if !said.is_some_and(|(scheme, _)| {
-        matches!(scheme, "rbd" | "nbd" | "nbd+unix" | "nbds" | "nbds+unix")
-    }) {
-        return Ok(None);
-    }
-    source(word).map(Some)
+    if is_elsewhere(word) { source(word).map(Some) } else { Ok(None) }
 }
 
 impl fmt::Display for Target {
