@@ -2,6 +2,8 @@
 //! kind it is: when a disk is opened, when a queue begins, for a job or a report, and never for a request.
 
 mod chained;
+#[cfg(any(test, feature = "contract"))]
+pub mod contract;
 mod custom;
 mod local;
 mod nbd;

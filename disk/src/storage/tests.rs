@@ -1,9 +1,7 @@
-//! What every storage has to keep to.
+//! What storages of this crate say of themselves; what is read and written is in `disk/tests/`.
 
-use super::{
-    Custom, Export, Flush, KeptBy, Local, NotAdopted, Parcel, Passthrough, Size, Storage, Unreal,
-    take_over,
-};
+use super::contract::is_sound;
+use super::{Custom, Export, Local, Passthrough, Storage, Unreal, take_over};
 use crate::choices::{EngineKind, SimModel};
 use ringway_aio::nvme::{Facts, Namespace};
 use ringway_nbd_client::{Connected, Negotiated, Remote};
@@ -11,49 +9,6 @@ use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
-
-/// A descriptor of the same file, as another process gets it.
-fn sent(file: &Arc<File>) -> Arc<File> {
-    Arc::new(file.try_clone().unwrap())
-}
-
-fn copy(parcel: &Parcel) -> Parcel {
-    Parcel { files: parcel.files.iter().map(sent).collect(), ..parcel.clone() }
-}
-
-/// The contract.
-fn keeps_to_it(storage: &dyn Storage, file: &Arc<File>) {
-    let nature = storage.nature();
-    assert!(nature.max_bytes >= 4096);
-    assert_eq!(nature.kept_by == KeptBy::File, nature.flush == Flush::Host, "{storage:?}");
-    assert!(!matches!(nature.size, Size::Fixed(_)) || !nature.has_length, "{storage:?}");
-    if nature.size != Size::Asked {
-        assert!(storage.bytes(file).is_err(), "{storage:?} says its size unasked");
-    }
-    let Ok(parcel) = storage.parcel() else { return };
-    let (there, number) = (sent(file), parcel.files.len());
-    let adopted = take_over(copy(&parcel), "disk", &there).unwrap();
-    assert_eq!(adopted.nature(), nature);
-    assert_eq!(adopted.beside().is_some(), storage.beside().is_some());
-    assert_eq!(adopted.bytes(&there).ok(), storage.bytes(file).ok());
-    // A successor of the successor has the same.
-    let again = adopted.parcel().unwrap();
-    let said = |of: &Parcel| (of.kind.clone(), of.numbers.clone(), of.words.clone());
-    assert_eq!((said(&again), again.files.len()), (said(&parcel), number));
-
-    let refused = |parcel: Parcel| take_over(parcel, "disk", &there).unwrap_err();
-    for numbers in [0, parcel.numbers.len() - 1, parcel.numbers.len() + 1] {
-        let mut damaged = copy(&parcel);
-        damaged.numbers.resize(numbers, 0);
-        assert!(matches!(refused(damaged), NotAdopted::Parcel(_)), "{storage:?}: {numbers}");
-    }
-    let mut damaged = copy(&parcel);
-    damaged.words.push(None);
-    assert!(matches!(refused(damaged), NotAdopted::Parcel(_)), "{storage:?}");
-    let unknown = Parcel { kind: "tape".into(), ..parcel };
-    let why = refused(unknown).to_string();
-    assert!(why.contains("'tape'"), "{why}");
-}
 
 fn facts() -> Facts {
     Facts {
@@ -77,12 +32,12 @@ fn c95_what_one_process_opens_another_one_serves() {
     let file = Arc::new(file);
     let local = Local { is_device: false };
     assert_eq!(local.bytes(&file).unwrap(), 12288);
-    keeps_to_it(&local, &file);
-    keeps_to_it(&Local { is_device: true }, &file);
+    is_sound(&local, &file);
+    is_sound(&Local { is_device: true }, &file);
 
     let device = open("/dev/null");
     let block = File::open("/dev/zero").unwrap();
-    keeps_to_it(&Passthrough(Arc::new(Namespace { facts: facts(), block })), &device);
+    is_sound(&Passthrough(Arc::new(Namespace { facts: facts(), block })), &device);
 
     let socket = || {
         let (ours, theirs) = UnixStream::pair().unwrap();
@@ -104,7 +59,7 @@ fn c95_what_one_process_opens_another_one_serves() {
         Connected { socket: Arc::clone(&first), others: vec![second], negotiated, export, away };
     let export = Export(Arc::new(Remote::new("disk", &connected)));
     assert_eq!(export.parcel().unwrap().files.len(), 1);
-    keeps_to_it(&export, &first);
+    is_sound(&export, &first);
 }
 
 #[test]
@@ -113,10 +68,10 @@ fn what_nobody_keeps_stays_with_its_process() {
     let engines = [EngineKind::Null, EngineKind::NullAfter(1), EngineKind::Sim(SimModel::Ram)];
     for engine in engines {
         let unreal = Unreal { engine };
-        keeps_to_it(&unreal, &file);
+        is_sound(&unreal, &file);
         assert!(unreal.parcel().is_err());
     }
-    keeps_to_it(&Custom, &file);
+    is_sound(&Custom, &file);
     assert!(Custom.parcel().is_err());
 }
 

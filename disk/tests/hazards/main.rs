@@ -14,4 +14,5 @@ mod overdue;
 mod parts;
 mod power_cut;
 mod state;
+mod storages;
 mod syncs;
