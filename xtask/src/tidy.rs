@@ -1,8 +1,8 @@
 //! `xtask tidy`: style as a test. It also runs as a unit test of this crate.
 //!
 //! What rustfmt and clippy cannot know: how long functions may get, which crate may know
-//! which, which files use each other in a circle, which ask what kind of storage a disk has, what is public for
-//! nobody, that every hazard has its test, that what can be simulated asks nothing of the host otherwise, that files
+//! which, which files use each other in a circle, which ask what kind of storage a disk has, what is kept for a whole
+//! process, what is public for nobody, that every hazard has its test, that what can be simulated asks nothing of the host otherwise, that files
 //! which pages name exist, that packages carry their licences, that nothing of one
 //! person's machine is in the tree.
 
@@ -16,6 +16,7 @@ mod lines;
 mod modules;
 mod pages;
 mod source;
+mod statics;
 mod unused;
 
 use anyhow::{Result, bail};
@@ -146,6 +147,47 @@ const STILL_KINDS: &[&str] = &[
     "server/src/sizing.rs",
 ];
 
+/// What is kept for a whole process, by the reason: two daemons in one process share it. This list only shrinks.
+#[rustfmt::skip]
+const STATICS: &[(&str, &[(&str, &[&str])])] = &[
+    ("never changes once it is known", &[
+        ("control/src/config/plan.rs", &["CPUS"]),
+        ("core/src/file.rs", &["NO_PATH"]),
+        ("core/src/host/real.rs", &["BOOT"]),
+        ("disk/src/storage/table.rs", &["DRIVERS"]),
+        ("export/src/clock.rs", &["BEGUN"]),
+        ("image/src/file.rs", &["ZEROES"]),
+        ("server/src/sandbox/mod.rs", &["DATA_FILTERS"]),
+    ]),
+    ("a process has one log: what it is written in, how often a line may come, which it has", &[
+        ("export/src/limit.rs", &["UNREPORTED"]),
+        ("export/src/pinned.rs", &["WARNINGS"]),
+        ("image/src/layer.rs", &["TOLD"]),
+        ("server/src/control.rs", &["WARNINGS"]),
+        ("server/src/host.rs", &["WARNINGS"]),
+        ("server/src/isolate/inside.rs", &["WARNINGS"]),
+        ("terminal/src/logging/mod.rs", &["JSON", "LINES"]),
+    ]),
+    ("a process has one address space, one handler of each signal", &[
+        ("core/src/mem/quota.rs", &["MAPPED"]),
+        ("core/src/mem/sigbus.rs", &["TABLE", "FREE", "INSTALLED", "PREVIOUS", "EPOCH"]),
+        ("core/src/thread.rs", &["ON_START"]),
+        ("export/src/peer_eventfd.rs", &["ASLEEP", "WATCHING", "MARKS", "HANDLER", "WATCHDOG"]),
+        ("rbd/src/library.rs", &["LOADED"]),
+    ]),
+    ("of a thread", &[
+        ("core/src/thread.rs", &["CARRIES_DATA"]),
+        ("export/src/answer.rs", &["ABANDONS"]),
+        ("export/src/peer_eventfd.rs", &["MARK"]),
+    ]),
+    ("for tests", &[
+        ("aio/src/sys.rs", &["HANG"]),
+        ("core/src/host/simulated/world.rs", &["HERE"]),
+        ("core/src/kill_points.rs", &["POINT", "LEFT", "FAULTY", "SYNCS", "WRITES", "PANIC"]),
+        ("ring/src/shared.rs", &["$atomics"]),
+    ]),
+];
+
 /// Looks at the whole tree and prints what it finds.
 pub(crate) fn run() -> Result<()> {
     let found = check(&root())?;
@@ -180,6 +222,7 @@ fn check(root: &Path) -> Result<Vec<String>> {
     }
     hazards::hazards(&files, &mut found)?;
     kinds::kinds(&files, OWN_KINDS, STILL_KINDS, &mut found);
+    statics::statics(&files, STATICS, &mut found);
     pages::paths(root, &files, &mut found);
     let manifest = std::fs::read_to_string(root.join("Cargo.toml"))?;
     pages::licences(root, &manifest, &mut found);

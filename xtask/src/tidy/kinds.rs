@@ -1,6 +1,6 @@
 //! Which files ask what kind of storage a disk has, outside of what belongs to one kind.
 
-use super::source::Text;
+use super::source::{Text, code};
 
 /// What only one kind of storage has, split so that this file may hold it.
 const NAMES: &[&str] = &[
@@ -54,8 +54,8 @@ fn is_judged(path: &str, own: &[&str]) -> bool {
 
 /// The first line of its code that names a kind. Tests within the file are its end.
 fn first_name(text: &str) -> Option<(usize, &'static str)> {
-    let code = text.split(concat!("#[cfg(", "test)]\nmod ")).next().unwrap_or_default();
-    let lines = (1..).zip(code.lines()).filter(|(_, line)| !line.trim_start().starts_with("//"));
+    let lines =
+        (1..).zip(code(text).lines()).filter(|(_, line)| !line.trim_start().starts_with("//"));
     let mut named = lines.filter_map(|(number, line)| {
         NAMES.iter().find(|name| line.contains(**name)).map(|name| (number, *name))
     });

@@ -35,6 +35,17 @@ impl Text {
     }
 }
 
+/// A text up to the tests within it, which are its end.
+pub(super) fn code(text: &str) -> &str {
+    let tests = concat!("#[cfg(", "test)]\nmod ");
+    let begins = |at: &usize| {
+        let line = text[at + tests.len()..].lines().next();
+        line.is_some_and(|line| line.contains('{'))
+    };
+    let end = text.match_indices(tests).map(|(at, _)| at).find(begins);
+    &text[..end.unwrap_or(text.len())]
+}
+
 /// Reads every file of text below `root`.
 pub(super) fn collect(root: &Path) -> Result<Vec<Text>> {
     let mut files = Vec::new();
