@@ -182,7 +182,7 @@ fn no_permission_to_create_the_image() {
 #[test]
 fn e96_tools_say_which_right_is_missing_and_where() {
     let dir = folder();
-    let nothing = || PermissionsExt::from_mode(0);
+    let nothing = || PermissionsExt::from_mode(0o000);
     std::fs::copy(dir.path().join("disk.img"), dir.path().join("secret")).unwrap();
     std::fs::set_permissions(dir.path().join("secret"), nothing()).unwrap();
     std::fs::create_dir(dir.path().join("closed")).unwrap();
