@@ -3,7 +3,7 @@
 //! `libvirt/inside.sh` does it.
 
 use anyhow::{Context, Result, ensure};
-use ringway_e2e::guest::{guest_files, ringway_program, skip_reason, turn};
+use ringway_e2e::guest::{guest_files, ringway_program, skip_reason, target_dir, turn};
 use ringway_testkit::{Need, skip};
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -66,5 +66,40 @@ fn guests_of_libvirt_start_from_disks_and_survive_the_daemon() -> Result<()> {
     if text.contains("left out") {
         skip(Need::Libvirt, "no guest of OVMF: package ovmf");
     }
+    Ok(())
+}
+
+/// As above, with Debian 13's libvirt and QEMU, which `tools/suites.sh` unpacks beside.
+#[test]
+fn guests_of_a_newer_libvirt_start_from_disks_and_survive_the_daemon() -> Result<()> {
+    if skip_reason().is_some() {
+        return Ok(());
+    }
+    // SAFETY: it only tells.
+    if unsafe { libc::geteuid() } != 0 {
+        skip(
+            Need::Root,
+            "Debian 13 is unpacked with its owners, and libvirtd gets folders of its own",
+        );
+        return Ok(());
+    }
+    let _turn = turn()?;
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tools/suites.sh");
+    let target = target_dir();
+    let target = target.parent().context("a target folder")?;
+    let mut command = Command::new(&script);
+    command.arg("libvirt").env("CARGO_TARGET_DIR", target).env("RINGWAY", ringway_program()?);
+    let output = command.stdin(Stdio::null()).output();
+    let output = output.with_context(|| format!("start {}", script.display()))?;
+    let said = String::from_utf8_lossy(&output.stdout);
+    let errors = String::from_utf8_lossy(&output.stderr);
+    if !said.contains("pass") && !said.contains("FAIL") {
+        skip(
+            Need::Libvirt,
+            format_args!("{}", errors.trim_end().lines().last().unwrap_or_default()),
+        );
+        return Ok(());
+    }
+    ensure!(output.status.success(), "{said}\n{errors}");
     Ok(())
 }
