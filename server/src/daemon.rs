@@ -20,7 +20,9 @@ use crate::dying;
 use crate::sandbox::{self, Account, Guests};
 use crate::signals::Signals;
 use anyhow::{Context, anyhow, ensure};
-use ringway_control::config::{CpuList, DaemonArgs, NbdPlace, Origins, Place, Plan, XenPlan};
+use ringway_control::config::{
+    CpuList, DaemonArgs, DiskSpec, NbdPlace, Origins, Place, Plan, XenPlan,
+};
 use ringway_control::log::LogArgs;
 use ringway_control::protocol::{DiskFacts, Happened};
 use ringway_core::panic_point;
