@@ -149,7 +149,7 @@ const STILL_KINDS: &[&str] = &[
 
 /// What is kept for a whole process, by the reason: two daemons in one process share it. This list only shrinks.
 #[rustfmt::skip]
-const STATICS: &[(&str, &[(&str, &[&str])])] = &[
+const STATICS: &[(&str, statics::Places)] = &[
     ("never changes once it is known", &[
         ("control/src/config/plan.rs", &["CPUS"]),
         ("core/src/file.rs", &["NO_PATH"]),

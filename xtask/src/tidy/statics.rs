@@ -5,13 +5,12 @@ use super::source::{Text, code};
 /// Crates that are no part of the product.
 const OTHERS: &[&str] = &["testkit/", "e2e/", "fuzz/", "xtask/"];
 
+/// Files, and the names of statics in them.
+pub(super) type Places = &'static [(&'static str, &'static [&'static str])];
+
 /// Looks for statics in the product that are not `allowed`, and for allowed ones that have gone. Each has a reason, its
 /// files and their names.
-pub(super) fn statics(
-    files: &[Text],
-    allowed: &[(&str, &[(&str, &[&str])])],
-    found: &mut Vec<String>,
-) {
+pub(super) fn statics(files: &[Text], allowed: &[(&str, Places)], found: &mut Vec<String>) {
     let places = || allowed.iter().flat_map(|(_, places)| *places);
     let mut seen = Vec::new();
     for file in files.iter().filter(|file| is_judged(&file.path)) {
