@@ -154,6 +154,15 @@ fn only_a_clone_of_this_base_is_served_as_one() {
     let args = ["clones/far.qcow2", "--format", "qcow2", "--socket", "s"];
     refused(&args[..3], &["--backing-root"]);
     Daemon::serve(dir, &["clones/far.qcow2", "--base", "base.raw", "--socket", "s"]).stop();
+    // It is somebody else's to write: named once.
+    let daemon = Daemon::serve(dir, &["other.raw", "--socket", "b"]);
+    let mut command = ringway();
+    let args = ["serve", "clones/new.qcow2", "--base", "other.raw", "--socket", "s"];
+    command.args(args).current_dir(dir);
+    let said = text(&run(command).stderr);
+    assert!(said.contains("in use by"), "{said}");
+    assert_eq!(said.matches("other.raw").count(), 1, "{said}");
+    daemon.stop();
 }
 
 /// Who deletes files for the daemon has died: the next disk of that name would be served what is in the clone.

@@ -284,7 +284,11 @@ fn open_chain(
     // A daemon that was killed in a snapshot was still writing to what is only read by now.
     let mut lock = |file: &File, name: &Path, read_only: bool| {
         let locked = fence::LockWait::new(name, options, false).lock(file, read_only);
-        locked.map_err(|error| error.to_string())
+        locked.map_err(|error| {
+            // Whoever says that it is not to be had names it.
+            let (text, named) = (error.to_string(), format!("{}: ", name.display()));
+            text.strip_prefix(&named).unwrap_or(&text).to_owned()
+        })
     };
     let root = qcow2.backing_root.as_deref();
     let said = qcow2.base.as_ref();

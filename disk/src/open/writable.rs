@@ -27,7 +27,7 @@ pub enum NotWritable {
     Forbidden(io::Error),
     /// Its name leads elsewhere.
     #[error(
-        "{}: another file has the name of what it would be merged into, or none: whoever opens the image by its \
+        "another file has the name of what it would be merged into, {}, or none: whoever opens the image by its \
          names would not find what is merged. Put the file back, or serve the disk anew",
         .0.display()
     )]
