@@ -24,6 +24,8 @@ pub(crate) struct Active {
     pub(crate) defers: bool,
     /// How many want its image to have no journal ([`Disk::without_journal`](crate::Disk::without_journal)).
     pub(crate) without_journal: usize,
+    /// Whoever served it before was killed in a sync, with all who could have heard how that ended.
+    pub(crate) is_unsure: bool,
     /// There is one while its lock is ours.
     pub(crate) state: Option<State>,
     pub(crate) file: Arc<File>,

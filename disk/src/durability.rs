@@ -56,7 +56,9 @@ impl Disk {
                 disk = self.name(),
                 "a flush had failed when this disk was served before: flushes fail {FAIL_UNTIL}"
             );
-        } else if left & !STATE_KEPT != 0 && self.cache != CacheMode::None {
+        }
+        let is_unsure = !failed && left & !STATE_KEPT != 0 && self.cache != CacheMode::None;
+        if is_unsure {
             tracing::warn!(
                 disk = self.name(),
                 "a flush was under way when the daemon and its helper died: if it failed, the host \
@@ -64,6 +66,7 @@ impl Disk {
             );
         }
         let mut active = self.active();
+        active.is_unsure = is_unsure;
         let _before = active.state.replace(state);
         if wants {
             active.journal = journal.map(Arc::new);

@@ -5,6 +5,7 @@ use crate::choices::CacheMode;
 use crate::disk::Disk;
 use crate::holding::is_no_space;
 use crate::unmapped::Unmapped;
+use ringway_core::host::forget;
 use ringway_image::{
     Bases, BelowLost, Image, ImageClient, Journal, Layer, LayerFormat, Replayed, Use,
     leave_unwritten, read_as_stored, replay,
@@ -33,8 +34,8 @@ impl Disk {
         if self.incoming {
             return Ok(());
         }
-        self.leave_unwritten()?;
         let unmapped = self.active().unmapped.take();
+        self.leave_unwritten(unmapped.as_ref().map_or(&[], |unmapped| &unmapped.layers))?;
         unmapped.map_or(Ok(()), |unmapped| self.map(unmapped))
     }
 
@@ -69,11 +70,7 @@ impl Disk {
     /// What the host says.
     pub fn forget_image(&self) -> io::Result<()> {
         let Some(image) = self.image() else { return Ok(()) };
-        let layers = image.hand_over(self.image_unit()).inspect_err(|_| {
-            if image.has_failed() {
-                self.flush_has_failed();
-            }
-        })?;
+        let layers = image.hand_over(self.image_unit()).inspect_err(|_| self.note_loss())?;
         let usage = image.usage();
         let mut active = self.active();
         active.unmapped = Some(Unmapped { layers, usage });
@@ -97,12 +94,12 @@ impl Disk {
     /// # Errors
     /// What the host says, or what is wrong with the image.
     pub fn map_image_again(&self) -> io::Result<u64> {
-        self.leave_unwritten()?;
         let unit = self.image_unit();
         let active = self.active();
         let Some(Unmapped { layers, usage }) = &active.unmapped else { return Ok(self.capacity()) };
         let (mut layers, usage) = (layers.clone(), *usage);
         drop(active);
+        self.leave_unwritten(&layers)?;
         if let Some(top) = layers.first_mut() {
             *top = top.taken_over(usage, unit)?;
         }
@@ -122,7 +119,12 @@ impl Disk {
         let (journal, to_use) = (active.journal.clone(), active.journal_to_use());
         let bases = Arc::clone(&active.bases);
         drop(active);
+        let known = self.failure_inherited.load(SeqCst);
         self.finish(&mut layers, usage, journal.as_deref(), to_use.as_deref())?;
+        if !known && self.failure_inherited.load(SeqCst) {
+            // What has not come from the journal may have been lost in a sync.
+            self.leave_unwritten(&layers)?;
+        }
         let unit = self.image_unit();
         let image = match &to_use {
             Some(journal) => Image::open_with_journal(layers, usage, &bases, unit, journal),
@@ -166,23 +168,37 @@ impl Disk {
 }
 
 impl Disk {
-    /// If a sync had failed in an earlier process: what the host could not write then it may hold still, as if it were
-    /// durable, until it needs the memory.
-    fn leave_unwritten(&self) -> io::Result<()> {
+    /// If a sync had failed in an earlier process, or may have: what the host could not write then it may hold still, as
+    /// if it were durable, until it needs the memory. Where nothing is kept nobody knows whether one had, and all that the
+    /// host holds is forgotten.
+    fn leave_unwritten(&self, layers: &[Layer]) -> io::Result<()> {
         let writes = self.is_real() && !self.geometry.read_only;
-        if !writes || self.cache == CacheMode::None || !self.failure_inherited.load(SeqCst) {
+        if !writes || self.cache == CacheMode::None {
             return Ok(());
         }
         let active = self.active();
-        let layers = active.unmapped.as_ref().map(|unmapped| unmapped.layers.clone());
         let file = Arc::clone(&active.file);
+        let (is_kept, is_unsure) = (active.state.is_some(), active.is_unsure);
         drop(active);
-        let Some(layers) = layers else {
-            // What cannot be written now either is known to be lost.
-            let _ = read_as_stored(&file);
+        let has_failed = self.failure_inherited.load(SeqCst) || is_unsure;
+        let Some(top) = layers.first() else {
+            if has_failed {
+                // What cannot be written now either is known to be lost.
+                let _ = read_as_stored(&file);
+            }
             return Ok(());
         };
-        leave_unwritten(&layers, self.image_unit()).map_err(|error| {
+        if !has_failed {
+            let data = match &top.format {
+                LayerFormat::Qcow2 { data, .. } => data.as_ref().map(|(data, _)| data),
+                _ => None,
+            };
+            if !is_kept {
+                [&file].into_iter().chain(data).for_each(|file| forget(file));
+            }
+            return Ok(());
+        }
+        leave_unwritten(layers, self.image_unit()).map_err(|error| {
             let text = "a sync had failed, and its tables cannot be written once more";
             io::Error::new(error.kind(), format!("{text}: {error}"))
         })

@@ -137,6 +137,7 @@ impl From<Parts> for Disk {
                 journal: None,
                 defers: false,
                 without_journal: 0,
+                is_unsure: false,
                 state: None,
                 file: parts.file,
             }),

@@ -140,7 +140,7 @@ impl Disk {
     pub fn set_file_bytes(&self, bytes: u64) -> Result<(), ResizeError> {
         if let Some(image) = self.image() {
             let host = |source| ResizeError::Host { what: "make its image larger", source };
-            image.grow(bytes).map_err(host)?;
+            image.grow(bytes).inspect_err(|_| self.note_loss()).map_err(host)?;
             if self.was_paused() {
                 // Whoever copies it now is not to find that something of it is elsewhere.
                 let left = self.leave_journal();
@@ -192,11 +192,15 @@ impl Disk {
 
     pub(crate) fn with_image(&self, act: impl FnOnce(&Image) -> io::Result<()>) -> io::Result<()> {
         let Some(image) = self.image() else { return Ok(()) };
-        act(&image).inspect_err(|_| {
-            if image.has_failed() {
-                self.flush_has_failed();
-            }
-        })
+        act(&image).inspect_err(|_| self.note_loss())
+    }
+
+    /// To be said when something has failed that the thread of its image was asked for: that may have heard of lost data,
+    /// which the host tells nobody else.
+    pub fn note_loss(&self) {
+        if self.image().is_some_and(|image| image.has_failed()) {
+            self.flush_has_failed();
+        }
     }
 
     /// Makes durable what was written and completed, as a guest's flush does.
@@ -248,9 +252,7 @@ impl Disk {
         self.write_entries()?;
         self.turn.by_thread(|| self.sync_files()).unwrap_or_else(|| {
             // Somebody else's sync began after the entries were there. The image's thread tells nobody else.
-            if self.image().is_some_and(|image| image.has_failed()) {
-                self.flush_has_failed();
-            }
+            self.note_loss();
             has_failed().map_or(Ok(()), Err)
         })
     }

@@ -24,7 +24,7 @@ pub mod xenstore;
 
 pub use late_store::LateStore;
 pub use loop_device::LoopDevice;
-pub use mounted::Mounted;
+pub use mounted::{Mounted, Thin};
 pub use rig::Rig;
 pub use seed::Rng;
 pub use skip::{Lack, Need, skip};

@@ -6,9 +6,11 @@ use ringway_core::{Op, Status};
 use ringway_disk::{
     CustomDisk, Disk, OpenOptions, Qcow2, STATE_BYTES, STATE_FLUSH_FAILED, STATE_FLUSHING, Source,
 };
-use ringway_image::NewImage;
+use ringway_image::{CheckOptions, Header, NewImage};
+use ringway_testkit::Thin;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::time::{Duration, UNIX_EPOCH};
@@ -205,7 +207,8 @@ fn c103_after_a_failed_sync_tables_are_written_again_before_they_are_believed() 
     let new = NewImage { virtual_size: 1 << 20, cluster_bits: 16, backing: None };
     new.write(&file).unwrap();
     let before = UNIX_EPOCH + Duration::from_secs(1000);
-    for left in [0, STATE_FLUSH_FAILED] {
+    // The last one: it was killed in a sync, and all who could have told with it.
+    for left in [0, STATE_FLUSH_FAILED, STATE_FLUSHING] {
         file.set_modified(before).unwrap();
         let page = Page::new();
         page.leave(left);
@@ -215,6 +218,106 @@ fn c103_after_a_failed_sync_tables_are_written_again_before_they_are_believed() 
         disk.keep_state(&page.0, Arc::new(())).unwrap();
         disk.map_image().unwrap();
         let written = file.metadata().unwrap().modified().unwrap() > before;
-        assert_eq!((written, page.word()), (left != 0, left));
+        assert_eq!((written, page.word()), (left != 0, left & STATE_FLUSH_FAILED));
     }
+}
+
+/// An image that each program opens without a state folder: nobody says that a flush has failed.
+#[test]
+fn c103_where_nothing_is_kept_the_cache_is_not_believed() {
+    const AT: u64 = 128 << 20;
+    let (mut failed, mut memory) = (0, Memory::new(64 << 10, 0));
+    for room in (16..256).step_by(16) {
+        let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+        let mut thin = match Thin::new(folder.path()) {
+            Ok(thin) => thin,
+            Err(lack) => return lack.skip(),
+        };
+        let new = NewImage { virtual_size: 2 * AT, cluster_bits: 16, backing: None };
+        new.write(&File::create_new(thin.path().join("image.qcow2")).unwrap()).unwrap();
+        let ask = |thin: &Thin, memory: &Memory, asks: &[Ask]| {
+            let mut options = OpenOptions::new(Source::Path(thin.path().join("image.qcow2")));
+            options.qcow2 = Some(Qcow2::default());
+            let disk = Arc::new(ringway_disk::open(&options).unwrap());
+            let mut bench = Bench::new(engine("threads", 8).unwrap(), disk, 4).unwrap();
+            asks.iter().all(|ask| bench.one(memory, *ask) == Status::Ok)
+        };
+        let (flush, write) = (Ask::new(Op::Flush, 0, 0), Ask::new(Op::Write, AT, 64 << 10));
+        memory.bytes().fill(0x33);
+        thin.fill(room << 10);
+        let first = ask(&thin, &memory, &[write, flush]);
+        thin.extend();
+        if first {
+            continue;
+        }
+        assert!(ask(&thin, &memory, &[write, flush]), "{room} KiB");
+        if let Err(lack) = thin.forget() {
+            return lack.skip();
+        }
+        if std::fs::read(thin.path().join("image.qcow2")).is_err() {
+            // What the file system itself could not store.
+            continue;
+        }
+        failed += 1;
+        memory.bytes().fill(0);
+        assert!(ask(&thin, &memory, &[Ask::new(Op::Read, AT, 64 << 10)]));
+        assert!(memory.bytes().iter().all(|byte| *byte == 0x33), "{room} KiB: it was flushed");
+    }
+    assert!(failed > 0, "the pool was never full");
+}
+
+/// An image that was not closed: its counts of references are made right and cannot be stored, and are made right again.
+#[test]
+fn c117_counts_that_were_made_right_in_vain_are_not_believed() {
+    const CLUSTER: u64 = 4096;
+    let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let mut thin = match Thin::new(folder.path()) {
+        Ok(thin) => thin,
+        Err(lack) => return lack.skip(),
+    };
+    let path = thin.path().join("image.qcow2");
+    let file = File::options().read(true).write(true).create_new(true).open(&path).unwrap();
+    let new = NewImage { virtual_size: 64 << 20, cluster_bits: 12, backing: None };
+    new.write(&file).unwrap();
+    let word = |at: u64| {
+        let mut bytes = [0; 8];
+        file.read_exact_at(&mut bytes, at).unwrap();
+        u64::from_be_bytes(bytes)
+    };
+    let put = |at: u64, word: u64| file.write_all_at(&word.to_be_bytes(), at).unwrap();
+    let (l1, counts) = (word(40), word(48));
+    let (block, end) = (word(counts), file.metadata().unwrap().len().div_ceil(CLUSTER));
+    // A table, and a second block of counts, which was never written. What it is to count is a cluster of the guest.
+    let (l2, second, host) = (end, end + 8, 2100);
+    for cluster in [l2, second] {
+        file.write_all_at(&1_u16.to_be_bytes(), block + 2 * cluster).unwrap();
+    }
+    put(counts + 8, second * CLUSTER);
+    file.write_all_at(&[0; 4096], l2 * CLUSTER).unwrap();
+    put(l2 * CLUSTER + 8 * 16, (host * CLUSTER) | (1 << 63));
+    put(l1, (l2 * CLUSTER) | (1 << 63));
+    file.write_all_at(&[0x77; 4096], host * CLUSTER).unwrap();
+    // Lazy reference counts, and it was not closed.
+    put(72, 1);
+    put(80, 1);
+    drop(file);
+    let opens = |path: &Path| {
+        let mut options = OpenOptions::new(Source::Path(path.into()));
+        options.qcow2 = Some(Qcow2::default());
+        ringway_disk::open(&options).map(drop)
+    };
+    thin.fill(0);
+    let error = opens(&path).unwrap_err();
+    assert!(error.to_string().contains("reference counts"), "{error}");
+    thin.extend();
+    opens(&path).unwrap();
+    if let Err(lack) = thin.forget() {
+        return lack.skip();
+    }
+    let file = File::open(thin.path().join("image.qcow2")).unwrap();
+    let bytes = file.metadata().unwrap().len();
+    let header = Header::read(&file, bytes).unwrap().unwrap();
+    let found = ringway_image::check(&file, &header, bytes, CheckOptions::default());
+    let found = found.unwrap().unwrap();
+    assert_eq!((found.errors, header.is_dirty()), (0, false), "{found:?}");
 }

@@ -147,6 +147,8 @@ impl Disks {
             };
             let ended = survive("a job", alone);
             let ended = ended.unwrap_or_else(|| Err(anyhow!("it panicked; the log says where")));
+            // Before anybody is told.
+            disk.export.disk().note_loss();
             finish(&its, &disk, &events, ended);
         });
         job.runs_on(thread.context("cannot start a thread")?);
