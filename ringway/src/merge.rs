@@ -11,11 +11,11 @@ use ringway_control::log::LogArgs;
 use ringway_control::size::Size;
 use ringway_disk::open::repair_counts;
 use ringway_disk::{LockError, lock_image, read_as_stored};
-use ringway_image::{Chain, CopyRate, Format, Layer, Pulled, Top, printable};
+use ringway_image::{Chain, CopyRate, Format, Layer, Pulled, Top, printable, write_tables_again};
 use ringway_terminal::{logging, output};
 use serde::Serialize;
 use std::fs::{File, OpenOptions};
-use std::io;
+use std::io::{self, Seek, SeekFrom};
 use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -75,16 +75,13 @@ impl Images {
         let name = printable(&args.image);
         let file = open(&args.image, changes)?;
         if changes {
-            repair(&args.image, &file)?;
+            prepare(&args.image, &file)?;
         }
         let is_file =
             file.metadata().with_context(|| format!("{name}: cannot look at it"))?.is_file();
         let path = args.image.clone();
         let top = Top { file, name: path, format: Format::Qcow2, read_only: !changes };
-        let mut lock = |file: &File, _: &Path, read_only: bool| {
-            lock_image(file, read_only).map_err(|error| error.to_string())
-        };
-        let chain = Chain::open(top, args.backing_root.as_deref(), &mut lock)?;
+        let chain = Chain::open(top, args.backing_root.as_deref(), &mut lock_named)?;
         nothing_waits(&chain)?;
         let Some(base) = chain.files.get(1) else {
             bail!("{name}: it is based on nothing");
@@ -116,14 +113,6 @@ pub(crate) fn open(path: &Path, changes: bool) -> anyhow::Result<File> {
         "{name}: it is neither a file nor a block device"
     );
     match lock_image(&file, !changes) {
-        Ok(()) if changes => {
-            // It may have been tried before, until a sync failed.
-            let stored = read_as_stored(&file);
-            stored.with_context(|| {
-                format!("{name}: what was written to it cannot be made durable")
-            })?;
-            Ok(file)
-        }
         Ok(()) => Ok(file),
         Err(LockError::Host(error)) => {
             Err(error).with_context(|| format!("{name}: cannot lock it, and others may use it"))
@@ -136,10 +125,34 @@ pub(crate) fn open(path: &Path, changes: bool) -> anyhow::Result<File> {
     }
 }
 
-/// Makes the reference counts of a qcow2 image right that was not closed, as serving it does.
-pub(crate) fn repair(path: &Path, file: &File) -> anyhow::Result<()> {
+/// Locks a file that an image names, and reads it as it is stored if it is to be written.
+///
+/// # Errors
+/// Why not.
+pub(crate) fn lock_named(file: &File, _: &Path, read_only: bool) -> Result<(), String> {
+    lock_image(file, read_only).map_err(|error| error.to_string())?;
+    if read_only { Ok(()) } else { as_stored(file).map_err(|error| format!("{error:#}")) }
+}
+
+/// What is done may have been tried before, until a sync failed: what the host could not write then, it may hold still.
+pub(crate) fn as_stored(file: &File) -> anyhow::Result<()> {
+    read_as_stored(file).context("what was written to it cannot be made durable")
+}
+
+/// A qcow2 image for whoever changes it: its tables are in storage, its reference counts right if it was not closed.
+pub(crate) fn prepare(path: &Path, mut file: &File) -> anyhow::Result<()> {
+    let name = printable(path);
+    // What others have mapped stays in the host's cache: to write it is sure. Before any of it is dropped.
+    let bytes = file.seek(SeekFrom::End(0)).with_context(|| name.clone())?;
+    let again = file.try_clone().and_then(|file| write_tables_again(&Arc::new(file), bytes, 1));
+    match again {
+        // What is wrong with its tables is told by whoever reads them.
+        Err(error) if error.raw_os_error().is_none() => {}
+        again => again.with_context(|| format!("{name}: cannot write its tables once more"))?,
+    }
+    as_stored(file).with_context(|| name.clone())?;
     repair_counts(path, file)
-        .with_context(|| format!("{}: cannot make its reference counts right", printable(path)))
+        .with_context(|| format!("{name}: cannot make its reference counts right"))
 }
 
 /// A copy on its way.

@@ -1,19 +1,19 @@
 //! `ringway resize`: the disk of an image becomes larger or smaller, while nobody serves it.
 
-use crate::merge::{open, repair};
+use crate::merge::{as_stored, lock_named, open, prepare};
 use crate::waiting::nothing_waits;
 use anyhow::{Context, bail, ensure};
 use clap::{Args, ValueHint};
 use ringway_control::config::Format as Said;
 use ringway_control::log::LogArgs;
 use ringway_control::size::Size;
-use ringway_disk::{ForeignFormat, is_named_qcow2, lock_image};
+use ringway_disk::{ForeignFormat, is_named_qcow2};
 use ringway_image::{Bases, Chain, Format, Image, Layer, Top, Use, printable};
 use ringway_terminal::{logging, output};
 use serde::Serialize;
 use std::fs::File;
 use std::io::{ErrorKind, Seek, SeekFrom};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 const EXAMPLES: &str = "\
@@ -126,6 +126,7 @@ fn raw(args: &ResizeArgs, file: &File, name: &str, size: u64) -> anyhow::Result<
     let meta = file.metadata().with_context(|| format!("{name}: cannot look at it"))?;
     ensure!(meta.is_file(), "{name}: it is a block device, which has the size that it has");
     let from = meta.len();
+    as_stored(file).with_context(|| name.to_owned())?;
     if size != from {
         may_shrink(args, name, from, size)?;
         if let Err(error) = file.set_len(size) {
@@ -143,7 +144,7 @@ fn raw(args: &ResizeArgs, file: &File, name: &str, size: u64) -> anyhow::Result<
 
 /// Resizes a qcow2 image. The size that it had.
 fn qcow2(args: &ResizeArgs, file: File, name: &str, size: u64) -> anyhow::Result<u64> {
-    repair(&args.image, &file)?;
+    prepare(&args.image, &file)?;
     let (layers, is_file) = chain(args, file, name)?;
     let usage = Use { read_only: false, grows: is_file, barriers: true };
     let image = Image::open_beside(layers, usage, &Bases::default(), 1)
@@ -177,10 +178,7 @@ fn chain(args: &ResizeArgs, file: File, name: &str) -> anyhow::Result<(Vec<Layer
     let is_file = file.metadata().with_context(|| format!("{name}: cannot look at it"))?.is_file();
     let path = args.image.clone();
     let top = Top { file, name: path, format: Format::Qcow2, read_only: false };
-    let mut lock = |file: &File, _: &Path, read_only: bool| {
-        lock_image(file, read_only).map_err(|error| error.to_string())
-    };
-    let chain = Chain::open(top, args.backing_root.as_deref(), &mut lock)?;
+    let chain = Chain::open(top, args.backing_root.as_deref(), &mut lock_named)?;
     nothing_waits(&chain)?;
     let layers = Layer::of_chain(chain);
     let layers = layers.with_context(|| format!("{name}: cannot learn the sizes of its files"))?;

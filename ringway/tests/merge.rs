@@ -3,10 +3,10 @@
 #![allow(missing_docs, clippy::cast_possible_truncation)]
 
 use crate::common::guest::{
-    Known, bytes, disk_on_base, images, same_between, says, wait_for, whole,
+    Known, bytes, ctl, disk_on_base, images, same_between, says, wait_for, whole,
 };
-use crate::common::{Daemon, ringway, text, wait};
-use ringway_testkit::{Need, Rng, skip};
+use crate::common::{Daemon, kill_all, ringway, text, wait};
+use ringway_testkit::{Need, Rng, Thin, skip};
 use serde_json::Value;
 use std::fs::File;
 use std::os::unix::fs::PermissionsExt;
@@ -299,4 +299,120 @@ fn b32_a_merge_does_not_write_to_the_tables_of_its_base() {
     let before = word(l1);
     refused(dir, &["commit", "top.qcow2"], &["base.qcow2: cannot go on"]);
     assert_eq!(word(l1), before);
+}
+
+/// The host's cache holds what it could not store, as if it were. A command that fails for that and is said again goes
+/// by what is stored.
+#[test]
+fn c103_a_command_that_is_said_again_goes_by_what_is_stored() {
+    const OWN: [&str; 4] = ["io", "--format", "qcow2", "own.qcow2"];
+    let write = [&OWN[..], &["-c", "write -P 0x33 128M 64K", "-c", "flush"]].concat();
+    for (act, image, pattern) in [
+        (&["flatten", "top.qcow2"][..], "top.qcow2", "0x22"),
+        // What the base has there is not part of it.
+        (&["resize", "small.qcow2", "256M"], "small.qcow2", "0"),
+        // Nothing is kept for whoever opens it next.
+        (&write, "own.qcow2", "0x33"),
+    ] {
+        let mut failed = 0;
+        for room in (16..256).step_by(32) {
+            let dir = tempfile::tempdir_in(".").unwrap();
+            let mut thin = match Thin::new(dir.path()) {
+                Ok(thin) => thin,
+                Err(lack) => return lack.skip(),
+            };
+            let at = |path: &Path, args: &[&str]| says(path, args).status.code();
+            let filled = "write -P 0x22 128M 64K";
+            for args in [
+                &["create", "base.qcow2", "--size", "256M"][..],
+                &["io", "--format", "qcow2", "base.qcow2", "-c", filled, "-c", "flush"],
+                &["create", "top.qcow2", "--backing", "base.qcow2"],
+                &["create", "small.qcow2", "--backing", "base.qcow2", "--size", "64M"],
+                &["create", "own.qcow2", "--size", "256M"],
+            ] {
+                assert_eq!(at(thin.path(), args), Some(0), "{args:?}");
+            }
+            thin.fill(room << 10);
+            let first = at(thin.path(), act);
+            thin.extend();
+            if first == Some(0) {
+                continue;
+            }
+            assert_eq!(at(thin.path(), act), Some(0), "{act:?}, {room} KiB");
+            if let Err(lack) = thin.forget() {
+                return lack.skip();
+            }
+            if std::fs::read(thin.path().join(image)).is_err() {
+                // What the file system itself could not store.
+                continue;
+            }
+            failed += 1;
+            let verify = format!("verify -P {pattern} 128M 64K");
+            let verify = ["io", "--read-only", "--format", "qcow2", image, "-c", &verify];
+            let found = says(thin.path(), &verify);
+            assert!(found.status.success(), "{act:?}, {room} KiB: {}", text(&found.stderr));
+        }
+        assert!(failed > 0, "{act:?}: the pool was never full");
+    }
+}
+
+/// A daemon's job has failed in a sync, and all who could have told are killed: whoever serves the image next goes by what
+/// is stored, too.
+#[test]
+fn c115_what_a_killed_daemon_has_lost_is_not_believed() {
+    let mut failed = 0;
+    for room in (16..256).step_by(32) {
+        let dir = tempfile::tempdir_in(".").unwrap();
+        let dir = dir.path();
+        let mut thin = match Thin::new(dir) {
+            Ok(thin) => thin,
+            Err(lack) => return lack.skip(),
+        };
+        for args in [
+            &["create", "base.qcow2", "--size", "256M"][..],
+            &[
+                "io",
+                "--format",
+                "qcow2",
+                "base.qcow2",
+                "-c",
+                "write -P 0x22 128M 64K",
+                "-c",
+                "flush",
+            ],
+            &["create", "top.qcow2", "--backing", "base.qcow2"],
+            &["io", "--format", "qcow2", "top.qcow2", "-c", "write -P 0x11 0 64K", "-c", "flush"],
+        ] {
+            assert_eq!(says(thin.path(), args).status.code(), Some(0), "{args:?}");
+        }
+        let mut serve = SERVE.to_vec();
+        (serve[0], serve[4]) = ("pool/fs/top.qcow2", "s");
+        serve.extend(["--state-dir", "state"]);
+        let daemon = Daemon::serve(dir, &serve);
+        thin.fill(room << 10);
+        let flatten = || ctl(dir, &["flatten", "s", "--wait"]).status.success();
+        let first = flatten();
+        if first {
+            daemon.stop();
+            continue;
+        }
+        kill_all(daemon);
+        thin.extend();
+        let daemon = Daemon::serve(dir, &serve);
+        assert!(flatten(), "{room} KiB: {}", daemon.log());
+        daemon.stop();
+        if let Err(lack) = thin.forget() {
+            return lack.skip();
+        }
+        if std::fs::read(thin.path().join("top.qcow2")).is_err() {
+            continue;
+        }
+        failed += 1;
+        let verify = ["-c", "verify -P 0x11 0 64K", "-c", "verify -P 0x22 128M 64K"];
+        let verify =
+            [&["io", "--read-only", "--format", "qcow2", "top.qcow2"][..], &verify].concat();
+        let found = says(thin.path(), &verify);
+        assert!(found.status.success(), "{room} KiB: {}", text(&found.stderr));
+    }
+    assert!(failed > 0, "the pool was never full");
 }
