@@ -250,6 +250,15 @@ impl Disk {
         self.storage.attach(engine, &self.file())
     }
 
+    /// The file by which is known what outlives a process, whatever its disk is called: of a device with two nodes the
+    /// one that others use.
+    ///
+    /// # Errors
+    /// What the host says.
+    pub fn known_by(&self) -> io::Result<File> {
+        self.storage.beside().map_or_else(|| self.file().try_clone(), File::try_clone)
+    }
+
     /// The file with the data of its image, if that is another one.
     #[must_use]
     pub fn data_file(&self) -> Option<Arc<File>> {

@@ -320,4 +320,27 @@ mod tests {
         let refused: Result<Choice, _> = crate::probe(&options).verdict;
         assert!(refused.is_err());
     }
+
+    /// Whoever serves it by its block device next has to find that it is paused, and that a flush has failed.
+    #[test]
+    fn c113_a_namespace_is_known_by_its_block_device() {
+        let file = File::open("/dev/null").unwrap();
+        let block = tempfile::tempfile().unwrap();
+        let number = |file: &File| file.metadata().unwrap().ino();
+        let known = number(&block);
+        let facts = Facts {
+            id: 1,
+            block_shift: 9,
+            max_bytes: 1 << 17,
+            discard_blocks: 0,
+            zero_blocks: 0,
+            deallocates_zeroed: false,
+        };
+        let queue = Queue::of(Path::new("/dev/null"));
+        let path = Path::new("/dev/ng0n1");
+        let options = OpenOptions::new(Source::Path(path.into()));
+        let found = Found { file, block, facts, bytes: 1 << 20, queue };
+        let disk = disk(path, &options, found, [0; 20]).unwrap();
+        assert_eq!(number(&disk.known_by().unwrap()), known);
+    }
 }

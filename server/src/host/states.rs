@@ -62,7 +62,7 @@ impl States {
             Self::Here(dir) => {
                 let keeper = match export {
                     Some(name) => StateKeeper::of_export(dir, name.as_bytes())?,
-                    None => StateKeeper::here(dir, &disk.file())?,
+                    None => StateKeeper::here(dir, &disk.known_by()?)?,
                 };
                 let file = keeper.file().try_clone()?;
                 disk.keep_state(&file, Arc::new(OwnState(Mutex::new(keeper))))?;
@@ -74,7 +74,7 @@ impl States {
                 }
                 None => {
                     let cached = disk.cache() != CacheMode::None;
-                    let (file, keeper) = helper.state(&disk.file(), cached)?;
+                    let (file, keeper) = helper.state(&disk.known_by()?, cached)?;
                     if let Some(data) = disk.data_file() {
                         keeper.watch(&data)?;
                     }
