@@ -1,4 +1,4 @@
-//! Storage in memory of which reads or chosen writes stall until they are let go, or writes fail.
+//! Storage in memory of which reads, chosen writes, or syncs and erasures stall until they are let go, or writes fail.
 
 use ringway_aio::bells::Bells;
 use ringway_aio::{BellId, Counters, Done, Engine, FileId, Files, Full, Io, IoOp, Limits, Reaped};
@@ -21,6 +21,10 @@ struct Shared {
     stalls: Option<u8>,
     /// Reads stall.
     stalls_reads: bool,
+    /// Syncs and erasures stall.
+    stalls_others: bool,
+    /// How many of these were asked for.
+    others: usize,
     /// With which error writes fail, if with any.
     fails: Option<i32>,
     stalled: usize,
@@ -37,8 +41,10 @@ impl StallingStore {
     #[must_use]
     pub fn new(bytes: usize) -> Self {
         let (bytes, asked) = (vec![0; bytes], Vec::new());
-        let (stalls, stalls_reads, fails, stalled) = (None, false, None, 0);
-        let shared = Shared { bytes, stalls, stalls_reads, fails, stalled, asked };
+        let (stalls, stalls_reads, stalls_others, fails) = (None, false, false, None);
+        let (stalled, others) = (0, 0);
+        let shared =
+            Shared { bytes, stalls, stalls_reads, stalls_others, others, fails, stalled, asked };
         Self(Arc::new(Mutex::new(shared)))
     }
 
@@ -54,6 +60,17 @@ impl StallingStore {
     /// From now on reads stall, or not any more; those that did are carried out then.
     pub fn stall_reads(&self, stall: bool) {
         self.lock().stalls_reads = stall;
+    }
+
+    /// From now on syncs and erasures stall, or not any more; those that did are carried out then.
+    pub fn stall_others(&self, stall: bool) {
+        self.lock().stalls_others = stall;
+    }
+
+    /// How many syncs and erasures were asked for.
+    #[must_use]
+    pub fn others(&self) -> usize {
+        self.lock().others
     }
 
     /// With which error each write that does not stall fails from now on, if with any.
@@ -124,6 +141,8 @@ struct Stalled {
     data: Vec<u8>,
     /// Where a read puts what it finds, and how much.
     into: Vec<(*mut u8, usize)>,
+    /// How much an erasure, or a sync, makes zeroes.
+    erases: Option<usize>,
 }
 
 // SAFETY: the memory is the request's until its result is told (`Engine::queue`).
@@ -145,15 +164,18 @@ impl Stalling {
     fn let_go(&mut self) {
         let mut shared = self.store.lock();
         let (stalls, stalls_reads, fails) = (shared.stalls, shared.stalls_reads, shared.fails);
+        let stalls_others = shared.stalls_others;
         let goes_on = |it: &Stalled| match it.data.first() {
             Some(&byte) => stalls != Some(byte),
+            None if it.erases.is_some() => !stalls_others,
             None => !stalls_reads,
         };
         let stalled = std::mem::take(&mut self.stalled);
         let (released, rest): (Vec<_>, _) = stalled.into_iter().partition(goes_on);
         self.stalled = rest;
-        for Stalled { tag, mut offset, data, into } in released {
+        for Stalled { tag, mut offset, data, into, erases } in released {
             shared.stalled -= 1;
+            shared.bytes[offset..offset + erases.unwrap_or(0)].fill(0);
             let len = data.len() + into.iter().map(|(_, len)| len).sum::<usize>();
             let mut result = i32::try_from(len).expect("a short request");
             for (base, len) in into {
@@ -200,12 +222,20 @@ impl Engine for Stalling {
         let offset = usize::try_from(io.offset).expect("within memory");
         let len = usize::try_from(io.len).expect("within memory");
         let mut shared = self.store.lock();
+        let is_other = !op.moves_data();
+        shared.others += usize::from(is_other);
+        if is_other && shared.stalls_others {
+            shared.stalled += 1;
+            let (data, into, erases) = (Vec::new(), Vec::new(), Some(len));
+            self.stalled.push(Stalled { tag, offset, data, into, erases });
+            return Ok(());
+        }
         let result = match op {
             IoOp::Sync => 0,
             IoOp::Read if shared.stalls_reads => {
                 shared.stalled += 1;
                 let into = io.memory.segments().iter().map(|it| (it.base, it.len)).collect();
-                self.stalled.push(Stalled { tag, offset, data: Vec::new(), into });
+                self.stalled.push(Stalled { tag, offset, data: Vec::new(), into, erases: None });
                 return Ok(());
             }
             IoOp::Read => {
@@ -229,7 +259,13 @@ impl Engine for Stalling {
                 shared.asked.push(data[0]);
                 if shared.stalls == Some(data[0]) {
                     shared.stalled += 1;
-                    self.stalled.push(Stalled { tag, offset, data, into: Vec::new() });
+                    self.stalled.push(Stalled {
+                        tag,
+                        offset,
+                        data,
+                        into: Vec::new(),
+                        erases: None,
+                    });
                     return Ok(());
                 } else if let Some(errno) = shared.fails {
                     -errno

@@ -635,3 +635,67 @@ fn c59_what_waits_when_the_daemon_ends_is_carried_out() {
         }
     }
 }
+
+/// Of a sync or an erasure that waits for others of its disk.
+#[test]
+fn c114_what_waits_for_a_sync_or_for_erasures_is_carried_out() {
+    const FLUSH: u32 = 4;
+    const WRITE_ZEROES: u32 = 13;
+    const F_WRITE_ZEROES: u64 = 1 << 14;
+    for (kind, count, begun) in [(FLUSH, 2, 1), (WRITE_ZEROES, 6, 4)] {
+        for how in [Stop::Disconnect, Stop::Order] {
+            let store = StallingStore::new(usize::try_from(CAPACITY).unwrap());
+            let mut options = stuck(Duration::ZERO).queues(1, 1);
+            options.drain_max = PATIENCE;
+            let disk = CustomDisk::new(CAPACITY).open(None).unwrap();
+            let engines = store.clone();
+            let mut rig = Rig::with_engines(disk, &options, move || engines.engine());
+            let features = F_VERSION_1 | F_FLUSH | F_WRITE_ZEROES;
+            let mut guest = RawGuest::start(rig.connect(), 1, 64, features);
+            for at in 0..count {
+                let place = DATA + 0x1000 * u64::from(at);
+                guest.poke(place, &[7; 512]);
+                assert_eq!(guest.simple(0, WRITE, u64::from(at), place, 512).0, 0);
+            }
+            store.stall_others(true);
+            for at in 0..count {
+                let header = DATA - 0x4000 + 0x100 * u64::from(at);
+                guest.put_header(header, kind, 0);
+                guest.poke(header + 16, &[words(&[at.into()]), halves(&[1, 0])].concat());
+                let data = Desc { addr: header + 16, len: 16, ..Desc::default() };
+                let chain = [
+                    Desc { addr: header, len: 16, ..Desc::default() },
+                    data,
+                    Desc { addr: header + 64, len: 1, flags: 2, next: 0 },
+                ];
+                let chain = if kind == FLUSH { &[chain[0], chain[2]][..] } else { &chain };
+                guest.put_chain(0, 3 * at, chain);
+                guest.offer(0, 3 * at);
+            }
+            rig.wait_in_flight(count.into());
+            store.wait_stalled(begun);
+            assert_eq!(store.others(), begun, "{kind}: the others wait");
+            if how == Stop::Disconnect {
+                guest.client.hang_up();
+                rig.join_sessions();
+                store.stall_others(false);
+                rig.wait_in_flight(0);
+            } else {
+                rig.order_to_stop();
+                let (goes_on, after) = (store.clone(), Duration::from_millis(200));
+                let goes_on = std::thread::spawn(move || {
+                    std::thread::sleep(after);
+                    goes_on.stall_others(false);
+                });
+                rig.join_sessions();
+                goes_on.join().unwrap();
+                (0..count).for_each(|_| {
+                    assert!(guest.next_used(0, Duration::ZERO).is_some(), "{kind}");
+                });
+            }
+            assert_eq!(store.others(), usize::from(count), "{kind}, {how:?}");
+            let expected = if kind == FLUSH { 7 } else { 0 };
+            (0..count).for_each(|at| assert_eq!(store.byte(512 * usize::from(at)), expected));
+        }
+    }
+}
