@@ -100,8 +100,9 @@ impl Drop for Removing {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+    use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
     use std::sync::mpsc::{Receiver, Sender, channel};
+    use std::time::Instant;
 
     /// Closing it waits until the other end is dropped.
     struct Hung(Receiver<()>, Sender<String>);
@@ -117,14 +118,25 @@ mod tests {
     #[test]
     fn b51_nobody_waits_for_storage_that_does_not_let_a_disk_go() {
         let (removals, (closed, closes)) = (Removals::default(), channel());
-        let over = Arc::new(AtomicBool::new(false));
+        let (over, looks) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicUsize::new(0)));
         let is_over = |over: &Arc<AtomicBool>| {
-            let over = Arc::clone(over);
-            move |_: &Hung| over.load(SeqCst)
+            let (over, looks) = (Arc::clone(over), Arc::clone(&looks));
+            move |_: &Hung| {
+                looks.fetch_add(1, SeqCst);
+                over.load(SeqCst)
+            }
         };
         let (hold, hung) = channel();
         assert!(removals.close(Hung(hung, closed.clone()), is_over(&over)));
         drop(hold);
+        let (begun, before) = (Instant::now(), looks.load(SeqCst));
+        while looks.load(SeqCst) < before + 2 {
+            assert!(
+                begun.elapsed() < Duration::from_secs(60),
+                "it does not wait until all is over"
+            );
+            std::thread::yield_now();
+        }
         assert!(closes.try_recv().is_err(), "something of it is in flight");
         over.store(true, SeqCst);
         assert_eq!(closes.recv().unwrap(), "close");
