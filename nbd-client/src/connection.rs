@@ -328,6 +328,8 @@ impl Connection {
         let result = match error {
             0 if lost => -libc::EIO,
             0 => moved,
+            // A flush that has found no room has lost what is written already: no second one brings it back.
+            _ if entry.op == IoOp::WriteDurable && entry.flushing => -libc::EIO,
             error => -errno(error),
         };
         answer(table, slot, result);

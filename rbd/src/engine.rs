@@ -179,6 +179,7 @@ impl Rbd {
                     let got = i32::try_from(result).unwrap_or(i32::MAX);
                     self.done(slot, got);
                 }
+                // Beside other flushes: without a cache what was answered is durable, and none hears of lost data.
                 IoOp::WriteDurable if !entry.flushing => {
                     entry.flushing = true;
                     self.queued.push(slot);
