@@ -226,6 +226,8 @@ pub struct Request {
     pub op: Op,
     /// For [`Op::WriteZeroes`]: the space may be given back to the host.
     pub unmap: bool,
+    /// For [`Op::WriteZeroes`] without that: all of the range has space afterwards, not only what had some before.
+    pub allocate: bool,
     /// Where on the disk, in bytes. Empty for [`Op::Flush`] and [`Op::GetId`].
     pub range: ByteRange,
     /// Where in memory.
@@ -242,7 +244,8 @@ impl Request {
     /// An empty request with this list of segments.
     #[must_use]
     pub fn with_segments(segments: Segments) -> Self {
-        Self { op: Op::Flush, unmap: false, range: ByteRange::default(), segments }
+        let (op, range) = (Op::Flush, ByteRange::default());
+        Self { op, unmap: false, allocate: false, range, segments }
     }
 }
 

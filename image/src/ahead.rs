@@ -248,6 +248,7 @@ impl Drop for Fetcher {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::ask::Room;
     use crate::{
         Answer, Format, Header, Image, ImageClient, Layer, LayerFormat, NewImage, Place, Shape, Use,
     };
@@ -318,7 +319,7 @@ mod tests {
     fn ask(client: &mut ImageClient, op: Op, at: u64, memory: &Segments) {
         let range = ByteRange::new(at, memory.bytes()).unwrap();
         // SAFETY: whoever calls this keeps list and memory until the answer.
-        unsafe { client.ask(Ask { tag: 0, op, range, memory, skip: 0, keeps_room: false }) }
+        unsafe { client.ask(Ask { tag: 0, op, range, memory, skip: 0, room: Room::Freed }) }
             .unwrap();
     }
 

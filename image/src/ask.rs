@@ -18,8 +18,19 @@ pub struct Ask {
     pub memory: *const Segments,
     /// Where in that memory the part begins, in bytes.
     pub skip: u64,
-    /// Zeroes are to have room in the file, as what is written has; else they may give it back.
-    pub keeps_room: bool,
+    /// What becomes of the room that zeroes have in the file.
+    pub room: Room,
+}
+
+/// Room in the file of what is zeroed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Room {
+    /// It may be given back.
+    Freed,
+    /// What has some keeps it, and nothing else gets any, but for parts of clusters.
+    Kept,
+    /// All of it has some afterwards, as what is written has.
+    Made,
 }
 
 // SAFETY: whoever asks vouches for the memory until the answer is there (`ImageClient::ask`).

@@ -85,7 +85,7 @@ mod thread;
 mod units;
 mod writer;
 
-pub use ask::{Answer, Ask, Pulled};
+pub use ask::{Answer, Ask, Pulled, Room};
 pub use base::{Bases, OpenBase};
 pub use beneath::{Identity, identity};
 pub use builder::{Builder, Filler};

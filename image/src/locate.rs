@@ -1,6 +1,6 @@
 //! Where the parts of a disk are, for who asks at leisure: block status, not requests.
 
-use crate::ask::Ask;
+use crate::ask::{Ask, Room};
 use crate::client::ImageClient;
 use crate::image::Image;
 use crate::table::Place;
@@ -74,7 +74,7 @@ impl Locator<'_> {
         self.loads += 1;
         let gone = |_| io::Error::other("the thread of the image has ended");
         let memory = std::ptr::null();
-        let ask = Ask { tag: 0, op: Op::Read, range, memory, skip: 0, keeps_room: false };
+        let ask = Ask { tag: 0, op: Op::Read, range, memory, skip: 0, room: Room::Freed };
         // SAFETY: there is no memory.
         unsafe { self.client.ask(ask) }.map_err(gone)?;
         loop {

@@ -5,7 +5,7 @@
 
 use crate::ahead::{Aside, Fetcher, Ranges};
 use crate::aligned::Aligned;
-use crate::ask::{Answer, Ask};
+use crate::ask::{Answer, Ask, Room};
 use crate::client::{Message, Reply, ServerEnd};
 use crate::failure::Failure;
 use crate::layer::{Layer, LayerFormat, Open};
@@ -408,7 +408,7 @@ impl Work {
 
     /// True if zeroes are written like other data.
     fn writes_zeroes(&mut self, ask: &Ask) -> bool {
-        ask.op == Op::WriteZeroes && (ask.keeps_room || !self.map.zeroes_clusters())
+        ask.op == Op::WriteZeroes && (ask.room != Room::Freed || !self.map.zeroes_clusters())
     }
 
     /// Where the portion ends with which an erasure begins that is one of `erases` of a batch.

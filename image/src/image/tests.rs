@@ -1,5 +1,5 @@
 use super::*;
-use crate::ask::Ask;
+use crate::ask::{Ask, Room};
 use crate::client::ThreadLost;
 use crate::create::NewImage;
 use crate::layout::Shape;
@@ -23,7 +23,7 @@ fn image() -> Image {
 fn ask(client: &mut ImageClient) -> Result<i64, ThreadLost> {
     let range = ByteRange::new(0, 512).unwrap();
     let memory = std::ptr::null();
-    let ask = Ask { tag: 0, op: Op::Read, range, memory, skip: 0, keeps_room: false };
+    let ask = Ask { tag: 0, op: Op::Read, range, memory, skip: 0, room: Room::Freed };
     // SAFETY: there is no memory.
     unsafe { client.ask(ask) }?;
     let begun = Instant::now();

@@ -3,7 +3,7 @@
 use super::cluster_write::{ClusterWrite, Piece};
 use super::crew::Crew;
 use super::{Pending, Writer};
-use crate::ask::Ask;
+use crate::ask::{Ask, Room};
 use crate::layout::{Entry, corrupt};
 use crate::map::Map;
 use ringway_core::{ByteRange, Op};
@@ -68,7 +68,7 @@ impl Writer {
     /// What the host says.
     pub(super) fn write_zeroes(&mut self, map: &mut Map, range: ByteRange) -> io::Result<()> {
         let (op, memory) = (Op::WriteZeroes, std::ptr::null());
-        let ask = Ask { tag: 0, op, range, memory, skip: 0, keeps_room: false };
+        let ask = Ask { tag: 0, op, range, memory, skip: 0, room: Room::Freed };
         self.write(map, (0, &ask), 0, range.len())?;
         match self.finish_writes(map).first() {
             Some(&(_, errno)) => Err(io::Error::from_raw_os_error(errno)),
@@ -143,10 +143,17 @@ impl Writer {
                 }
             },
         };
-        if zero && ask.op != Op::Write && !ask.keeps_room {
+        if zero && ask.op != Op::Write && ask.room != Room::Made {
             return Ok(true);
         }
+        let is_whole = part.bytes == map.bytes_of(cluster);
+        let can_be_zero = map.zeroes_clusters() && !map.layers.has_data_file();
         self.own_l2(map, cluster)?;
+        if ask.op == Op::WriteZeroes && ask.room == Room::Kept && is_whole && can_be_zero {
+            // What it holds is not in a cluster of its own, so it needs none to hold zeroes.
+            self.pending.insert(cluster, Pending { host: None, old });
+            return Ok(true);
+        }
         let host = match map.layers.has_data_file() {
             true => self.place_in_data_file(map, cluster, zero)?,
             false => self.allocate(map)? << map.layers.top().shape.cluster_bits,
@@ -154,7 +161,7 @@ impl Writer {
         if !zero {
             self.barrier = true;
         }
-        let is_all = zero || part.bytes == map.bytes_of(cluster);
+        let is_all = zero || is_whole;
         let held = self.held(map, cluster, host, is_all)?;
         let before = self.pending.insert(cluster, Pending { host: Some(host), old });
         self.filled.insert(cluster, before);

@@ -4,7 +4,7 @@ use ringway_core::mem::{Segment, Segments};
 use ringway_core::{ByteRange, Op};
 use ringway_image::{
     Answer, Ask, Bases, Header, Image, ImageClient, Journal, Layer, LayerFormat, Place, Replayed,
-    Shape, Use, replay,
+    Room, Shape, Use, replay,
 };
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -229,7 +229,7 @@ impl TestDisk {
 
     /// Whoever asks keeps the list and its memory until it has waited for the answer.
     pub(crate) fn ask(&mut self, tag: u16, op: Op, range: ByteRange, list: &Segments, skip: u64) {
-        let ask = Ask { tag, op, range, memory: list, skip, keeps_room: false };
+        let ask = Ask { tag, op, range, memory: list, skip, room: Room::Freed };
         // SAFETY: callers keep list and memory until they have waited for the answer.
         unsafe { self.client.ask(ask) }.unwrap();
     }

@@ -4,7 +4,7 @@ use crate::disk::{Change, TestDisk};
 use crate::qemu;
 use crate::record::Hold;
 use ringway_core::{ByteRange, Op};
-use ringway_image::{Ask, ImageClient, NewImage, Place};
+use ringway_image::{Ask, ImageClient, NewImage, Place, Room};
 use std::fs::File;
 use std::time::{Duration, Instant};
 
@@ -111,7 +111,7 @@ fn is_waited_for(earlier: bool) {
     let mut first = disk.image.client(4).unwrap();
     let range = ByteRange::new(0, many * CLUSTER).unwrap();
     let memory = std::ptr::null();
-    let ask = Ask { tag: 0, op: Op::Discard, range, memory, skip: 0, keeps_room: false };
+    let ask = Ask { tag: 0, op: Op::Discard, range, memory, skip: 0, room: Room::Freed };
     // SAFETY: there is no memory.
     unsafe { first.ask(ask) }.unwrap();
     // Its entry is being written.

@@ -9,7 +9,7 @@ use ringway_core::sync_turn::SyncTurn;
 use ringway_core::{ByteRange, Op};
 use ringway_image::{
     Ask, BackingName, Bases, CheckOptions, Header, Image, ImageClient, Journal, Layer, LayerFormat,
-    Place, Replayed, Shape, Use, check, leave_unwritten, replay,
+    Place, Replayed, Room, Shape, Use, check, leave_unwritten, replay,
 };
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
@@ -288,7 +288,7 @@ impl Queue {
 
     fn ask(&mut self, op: Op, range: ByteRange, list: &Segments, skip: u64) -> io::Result<u64> {
         let lost = |_| io::Error::other("the image's thread is lost");
-        let ask = Ask { tag: 7, op, range, memory: list, skip, keeps_room: false };
+        let ask = Ask { tag: 7, op, range, memory: list, skip, room: Room::Freed };
         // SAFETY: the list and its memory live until the answer is taken, or the world is over.
         unsafe { self.client.ask(ask) }.map_err(lost)?;
         loop {

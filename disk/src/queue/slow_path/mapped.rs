@@ -15,7 +15,7 @@ use crate::queue::dispatch::Dispatch;
 use crate::queue::slots::Stage;
 use ringway_aio::{Engine, IoOp};
 use ringway_core::{ByteRange, Op, Status};
-use ringway_image::{Ask, Place, ThreadLost};
+use ringway_image::{Ask, Place, Room, ThreadLost};
 
 /// True if the file takes a piece of a request from the request's memory.
 fn fits<C, E: Engine>(d: &Dispatch<'_, C, E>, tag: u16, piece: ByteRange) -> bool {
@@ -164,8 +164,12 @@ impl SlowPath {
         slot.stage = Stage::Asked;
         let request = &slot.request;
         let memory = &raw const request.segments;
-        let keeps_room = request.op == Op::WriteZeroes && !request.unmap;
-        let ask = Ask { tag, op: request.op, range, memory, skip: slot.done, keeps_room };
+        let room = match (request.unmap, request.allocate) {
+            (true, _) => Room::Freed,
+            (false, false) => Room::Kept,
+            (false, true) => Room::Made,
+        };
+        let ask = Ask { tag, op: request.op, range, memory, skip: slot.done, room };
         self.send(d, ask);
     }
 
@@ -173,7 +177,7 @@ impl SlowPath {
     pub(super) fn ask_for_entries<C, E: Engine>(&mut self, d: &mut Dispatch<'_, C, E>, tag: u16) {
         d.slots.get_mut(tag).stage = Stage::Entries;
         let (range, memory) = (ByteRange::default(), std::ptr::null());
-        self.send(d, Ask { tag, op: Op::Flush, range, memory, skip: 0, keeps_room: false });
+        self.send(d, Ask { tag, op: Op::Flush, range, memory, skip: 0, room: Room::Freed });
     }
 
     fn send<C, E: Engine>(&mut self, d: &mut Dispatch<'_, C, E>, ask: Ask) {

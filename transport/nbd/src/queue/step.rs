@@ -104,6 +104,8 @@ impl Queue {
         };
         let entry = self.enter(asked, fua);
         (request.op, request.unmap, request.range) = (op, unmap, asked.range);
+        // NBD_CMD_FLAG_NO_HOLE.
+        request.allocate = !unmap;
         request.segments.clear();
         Step::Request(entry)
     }
