@@ -60,6 +60,9 @@ impl Read for Ear {
     }
 }
 
+/// The most questions that it may owe an answer: as many fit on the line.
+const ASKED_MAX: usize = 64;
+
 /// Reads one message; `None` at the end of the line.
 pub(super) fn hear<T: serde::de::DeserializeOwned>(
     ear: &mut BufReader<Ear>,
@@ -148,6 +151,10 @@ impl Process {
         let number = {
             let mut waiting = lock(&self.waiting);
             let waiting = waiting.as_mut()?;
+            if waiting.list.len() >= ASKED_MAX {
+                // It hears nothing: who asks on would wait for room on the line.
+                return Some(receiver);
+            }
             waiting.last += 1;
             waiting.list.insert(waiting.last, sender);
             waiting.last
@@ -198,5 +205,26 @@ impl Process {
     pub(super) fn give_up(&self) {
         // One write can not fill the counter.
         let _ = rustix::io::write(&*self.leave, &1u64.to_ne_bytes());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::mpsc::TryRecvError::Disconnected;
+
+    /// It is stopped, as by a cgroup's freezer, and asked each second.
+    #[test]
+    fn e92_a_process_that_hears_nothing_keeps_nobody_who_asks_waiting() {
+        let (ours, _its) = UnixStream::pair().unwrap();
+        let process = Process::new(1, ours).unwrap();
+        process.goes.store(true, SeqCst);
+        let asked: Vec<_> = (0..5000)
+            .map(|_| process.ask(serde_json::json!({"command": "list"})).unwrap())
+            .collect();
+        // Those that were not sent have no answer to wait for.
+        let is_over = |answer: &&PendingAnswer| matches!(answer.try_recv(), Err(Disconnected));
+        let over = asked.iter().filter(is_over).count();
+        assert_eq!(over, 5000 - ASKED_MAX);
     }
 }
