@@ -234,6 +234,16 @@ impl Target {
         format!("nbd:{server}/:{}", self.export)
     }
 
+    /// The same export, at the place where its socket is: `locate` says that, and no link is followed again when it is
+    /// connected to. A place that is too long for a socket's name is left as it was said.
+    #[must_use]
+    pub fn located(&self, locate: impl FnOnce(&Path) -> PathBuf) -> Self {
+        let Address::Unix(path) = &self.address else { return self.clone() };
+        let real = Some(locate(path)).filter(|real| real.as_os_str().len() <= SOCKET_MAX);
+        let address = Address::Unix(real.unwrap_or_else(|| path.clone()));
+        Self { address, ..self.clone() }
+    }
+
     /// The name and the port of a host that has to be looked up.
     #[must_use]
     pub fn host(&self) -> Option<(&str, u16)> {

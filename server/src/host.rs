@@ -53,6 +53,7 @@ use ringway_image::Bases;
 use ringway_terminal::reasons::in_full;
 use ringway_vhost_user::Access as SocketAccess;
 pub(crate) use state::StateDir;
+use state_name::identity;
 use states::States;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixListener;
@@ -147,14 +148,15 @@ impl Host {
             Some(base) => self.base_options(base),
             None => self.local.options(spec),
         };
-        let Source::Nbd(_) = options.source else { return Ok(None) };
+        let Source::Nbd(target) = options.source.clone() else { return Ok(None) };
         if let Some(helper) = &self.helper {
             return Ok(Some(Connecting(By::There(
                 helper.begin(&options, &CloneWords::default())?,
             ))));
         }
         if !self.confined.load(SeqCst) {
-            known_exports::may_be_away(&mut options, self.states.here());
+            let what = identity(target.to_string().as_bytes());
+            known_exports::may_be_away(&mut options, &what, self.states.here());
         }
         let iopoll = self.local.iopoll;
         let thread = std::thread::Builder::new().name("open".into());
@@ -177,7 +179,7 @@ impl Host {
             (By::Here(thread), _) => {
                 let opened = thread.join().unwrap_or_else(|_| bail!("connecting to it panicked"));
                 let Opened { disk, .. } = opened?;
-                known_exports::keep(&disk, self.states.here());
+                known_exports::keep(&disk, &identity(disk.name().as_bytes()), self.states.here());
                 disk
             }
         };

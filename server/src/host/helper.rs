@@ -20,7 +20,7 @@ use super::known_exports;
 use super::local::{Local, Opened, OwnFile, configuration, listen, open};
 use super::protocol::{Found, HelperAnswer, HelperRequest, Wanted, reason};
 use super::state::{NoPlace, StateDir, StateKeeper};
-use super::state_name::StateName;
+use super::state_name::{StateName, identity};
 use super::wire::{SendError, send};
 use crate::sandbox::{Account, HelperNeeds, acting_as, confine_helper};
 #[cfg(feature = "xen")]
@@ -35,7 +35,7 @@ use ringway_terminal::logging;
 use ringway_terminal::reasons::in_full;
 use ringway_vhost_user::Access;
 use rustix::fs::OFlags;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::ffi::CString;
 use std::fs::File;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -69,8 +69,9 @@ struct Helper {
     duties: Duties,
     addresses: Arc<Addresses>,
     started: bool,
-    /// Exports that the daemon has had opened, and connects to again when a connection is lost.
-    remotes: Arc<Mutex<BTreeSet<Vec<u8>>>>,
+    /// Exports that the daemon has had opened, and connects to again when a connection is lost: what each was when it was
+    /// connected to. A link may lead elsewhere by now.
+    remotes: Arc<Mutex<BTreeMap<Vec<u8>, String>>>,
     things: Arc<Mutex<Things>>,
     /// Each step of a snapshot that is under way has this, too.
     steps: Arc<()>,
@@ -122,7 +123,8 @@ pub(super) fn fork(local: &Local, mode: Sandbox, duties: Duties) -> anyhow::Resu
     // It is confined from its beginning, and could not ask.
     let is_known = |export: &Target| {
         let dir = duties.state_dir.as_ref();
-        dir.is_some_and(|dir| known_exports::recall(dir, &export.to_string()).is_some())
+        let what = identity(export.to_string().as_bytes());
+        dir.is_some_and(|dir| known_exports::recall(dir, &what).is_some())
     };
     let account = (duties.account.as_ref(), duties.acts_for_it);
     let addresses = Addresses::look_up(&duties.exports, is_known, mode, account)?;
@@ -246,7 +248,12 @@ impl Helper {
     }
 
     fn has_opened(&self, export: &[u8]) -> bool {
-        self.remotes.lock().unwrap_or_else(PoisonError::into_inner).contains(export)
+        self.opened(export).is_some()
+    }
+
+    /// What an export was when the daemon had it opened.
+    fn opened(&self, export: &[u8]) -> Option<String> {
+        self.remotes.lock().unwrap_or_else(PoisonError::into_inner).get(export).cloned()
     }
 
     fn handle(&mut self, request: HelperRequest, fd: Option<OwnedFd>) -> Answered {
@@ -261,12 +268,10 @@ impl Helper {
             HelperRequest::State { cached } => self.state(fd, cached),
             HelperRequest::StateOfExport { name } => {
                 let dir = self.state_dir()?;
-                if !self.has_opened(&name.0) {
-                    bail!("this daemon has no such export");
-                }
+                let what = self.opened(&name.0).context("this daemon has no such export")?;
                 self.beside(move |things| {
-                    wait_until_left(things, StateName::of_export(&name.0));
-                    keep(things, StateKeeper::of_export(&dir, &name.0))
+                    wait_until_left(things, StateName::of_export(&what));
+                    keep(things, StateKeeper::of_export(&dir, &what))
                 })
             }
             HelperRequest::Stateless { number } => self.stateless(number),
@@ -349,11 +354,16 @@ impl Helper {
         std::thread::Builder::new().name("open".into()).spawn(move || {
             let opened = || -> anyhow::Result<_> {
                 panic_point!("helper-open");
+                let mut what = String::new();
                 if let Source::Nbd(target) = &mut options.source {
-                    *target = addresses.place(target, started);
+                    // With the rights of who asks, and once: it is connected to there.
+                    let locate = |path: &Path| Location::of(path).real().to_owned();
+                    let located = acting_as(account.as_ref(), || target.located(locate))?;
+                    what = located.identity(Path::to_owned);
+                    *target = addresses.place(&located, started);
                 }
                 if !started && !again {
-                    known_exports::may_be_away(&mut options, state_dir.as_ref());
+                    known_exports::may_be_away(&mut options, &what, state_dir.as_ref());
                 }
                 let named = served.recall(&mut options, state_dir.as_ref(), |path| {
                     let location = acting_as(account.as_ref(), || Location::of(path));
@@ -363,9 +373,15 @@ impl Helper {
                 let Opened { disk, new, clone } = acting_as(account.as_ref(), act)??;
                 // What is kept of it is for who could open it.
                 served.opened(named);
-                remotes.lock().unwrap_or_else(PoisonError::into_inner).extend(export.clone());
+                let mut remotes = remotes.lock().unwrap_or_else(PoisonError::into_inner);
+                if let Some(export) = export.clone() {
+                    // Whoever comes back to it has had it.
+                    let kept = again.then(|| remotes.get(&export).cloned()).flatten();
+                    remotes.insert(export, kept.unwrap_or_else(|| what.clone()));
+                }
+                drop(remotes);
                 if !again {
-                    known_exports::keep(&disk, state_dir.as_ref());
+                    known_exports::keep(&disk, &what, state_dir.as_ref());
                 }
                 if let (Source::Path(path), None) = (&options.source, &new) {
                     served.keep(path, state_dir.as_ref());

@@ -248,8 +248,8 @@ impl StateKeeper {
     ///
     /// Nor is there a lock that keeps a successor away until the helper of a daemon that was killed is through. So the
     /// file itself is locked by all who use it, and taken away by the last one only.
-    pub(super) fn of_export(dir: &StateDir, name: &[u8]) -> anyhow::Result<Self> {
-        let name = StateName::of_export(name);
+    pub(super) fn of_export(dir: &StateDir, identity: &str) -> anyhow::Result<Self> {
+        let name = StateName::of_export(identity);
         let mut tries = 0;
         let state = loop {
             let state = dir.file(name)?;
@@ -482,6 +482,7 @@ mod model;
 
 #[cfg(test)]
 mod tests {
+    use super::super::state_name::identity;
     use super::*;
     use ringway_disk::STATE_FLUSHING;
     use ringway_testkit::{LoopDevice, Mounted};
@@ -540,7 +541,7 @@ mod tests {
         let path = folder.path().join("state");
         let dir = dir(&path);
         let files = || std::fs::read_dir(&path).unwrap().count();
-        let of = |name: &str| StateKeeper::of_export(&dir, name.as_bytes()).unwrap();
+        let of = |name: &str| StateKeeper::of_export(&dir, &identity(name.as_bytes())).unwrap();
         let leave = |keeper: StateKeeper| keeper.leave();
         let at = usize::try_from(STATE_EXPORT_AT).unwrap();
         let written = |keeper: &StateKeeper| keeper.word_at(at).load(SeqCst);
@@ -576,7 +577,7 @@ mod tests {
     fn e32_nobody_waits_for_who_has_locked_the_state_of_an_export() {
         let folder = tempfile::tempdir().unwrap();
         let dir = dir(&folder.path().join("state"));
-        let name = b"nbd:unix:/n.sock";
+        let name = "nbd:unix:/n.sock";
         let held = dir.file(StateName::of_export(name)).unwrap();
         flock(&held, FlockOperation::LockExclusive).unwrap();
         let error = StateKeeper::of_export(&dir, name).err().expect("it is locked");

@@ -49,14 +49,14 @@ impl StateName {
         Ok(Self::Image { device: meta.dev(), inode: meta.ino(), born })
     }
 
-    /// That of an export, however its user spells it.
-    pub(super) fn of_export(name: &[u8]) -> Self {
-        Self::Export(hash(identity(name).as_bytes()))
+    /// That of an export, by what it is ([`identity`]).
+    pub(super) fn of_export(identity: &str) -> Self {
+        Self::Export(hash(identity.as_bytes()))
     }
 
     /// That of what is known of it.
-    pub(super) fn known_export(name: &[u8]) -> Self {
-        Self::KnownExport(hash(identity(name).as_bytes()))
+    pub(super) fn known_export(identity: &str) -> Self {
+        Self::KnownExport(hash(identity.as_bytes()))
     }
 
     /// That of what says that the image at this path was served.
@@ -70,7 +70,7 @@ impl StateName {
     }
 }
 
-/// What an export is, by the name that its user gives it.
+/// What an export is, by the name that its user gives it. Links are followed with the rights of who asks this.
 pub(super) fn identity(name: &[u8]) -> String {
     let locate = |path: &Path| Location::of(path).real().to_owned();
     storage::identity_of(&String::from_utf8_lossy(name), &locate)

@@ -3,6 +3,7 @@
 
 use super::client::{Client, HelperEnded};
 use super::state::{NoPlace, OwnState, StateDir, StateKeeper};
+use super::state_name::identity;
 use ringway_disk::storage::KeptBy;
 use ringway_disk::{CacheMode, Disk};
 use ringway_terminal::reasons::in_full;
@@ -61,7 +62,7 @@ impl States {
             Self::Nowhere => {}
             Self::Here(dir) => {
                 let keeper = match export {
-                    Some(name) => StateKeeper::of_export(dir, name.as_bytes())?,
+                    Some(name) => StateKeeper::of_export(dir, &identity(name.as_bytes()))?,
                     None => StateKeeper::here(dir, &disk.known_by()?)?,
                 };
                 let file = keeper.file().try_clone()?;

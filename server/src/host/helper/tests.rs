@@ -231,7 +231,7 @@ fn e52_connections_are_made_anew_and_guests_of_xen_served_only_as_at_the_start()
         ))
     };
     let (one, other) = (name("one"), name("other"));
-    rig.helper.remotes.lock().unwrap().insert(one.clone().into_bytes());
+    rig.helper.remotes.lock().unwrap().insert(one.clone().into_bytes(), one.clone());
     for again in [false, true] {
         rig.refuses(open(&other, again), None, "started without --control");
         let why = rig.ask(open(&one, again), None).expect_err("nobody listens there");
@@ -252,6 +252,68 @@ fn e78_asking_for_an_export_does_not_give_what_is_kept_of_it() {
         let request = HelperRequest::StateOfExport { name: Path::new(&name).into() };
         rig.refuses(request, None, "no such export");
     }
+}
+
+/// It connects to an export of its own by a link, which leads to another daemon's afterwards.
+#[test]
+fn e89_a_link_that_leads_elsewhere_later_gives_nothing_of_another_export() {
+    use std::io::{Read, Write};
+    use std::os::unix::net::UnixListener;
+    let Some(mut rig) = Rig::new(true) else { return };
+    let folder = rig.folder.path().to_path_buf();
+    let all = std::fs::Permissions::from_mode(0o777);
+    for name in ["own", "victim"] {
+        std::fs::create_dir(folder.join(name)).unwrap();
+    }
+    let listener = UnixListener::bind(folder.join("own/n.sock")).unwrap();
+    std::fs::set_permissions(folder.join("own/n.sock"), all).unwrap();
+    // As a server does that has an export of 1 MiB.
+    let server = std::thread::spawn(move || {
+        let (mut line, _) = listener.accept().unwrap();
+        line.write_all(b"NBDMAGICIHAVEOPT\0\x03").unwrap();
+        line.read_exact(&mut [0; 4]).unwrap();
+        loop {
+            let mut head = [0; 16];
+            if line.read_exact(&mut head).is_err() {
+                return;
+            }
+            let len = u32::from_be_bytes(head[12..].try_into().unwrap());
+            std::io::copy(&mut (&line).take(len.into()), &mut std::io::sink()).unwrap();
+            let answer = |kind: u32, data: &[u8]| {
+                let len = u32::try_from(data.len()).unwrap();
+                let head = [&0x0003_e889_0455_65a9u64.to_be_bytes()[..], &head[8..12]].concat();
+                let rest = [&kind.to_be_bytes()[..], &len.to_be_bytes(), data].concat();
+                (&line).write_all(&[head, rest].concat()).unwrap();
+            };
+            // NBD_OPT_GO; nothing else is offered.
+            if head[8..12] == [0, 0, 0, 7] {
+                let export = [&[0, 0][..], &(1u64 << 20).to_be_bytes(), &[0, 1]].concat();
+                answer(3, &export);
+                answer(1, &[]);
+            } else {
+                answer(0x8000_0001, &[]);
+            }
+        }
+    });
+    let link = folder.join("link");
+    std::os::unix::fs::symlink("own", &link).unwrap();
+    let name = format!("nbd:unix:{}/n.sock", link.display());
+    let options = OpenOptions::new(Source::Nbd(name.parse().unwrap()));
+    let wanted = Wanted::of(&options, (&CloneWords::default(), false)).unwrap();
+    let opened = rig.ask(HelperRequest::Open(Box::new(wanted)), None);
+    assert!(matches!(opened, Ok(HelperAnswer::Opened { .. })), "{opened:?}");
+    std::fs::remove_file(&link).unwrap();
+    std::os::unix::fs::symlink("victim", &link).unwrap();
+    let request = HelperRequest::StateOfExport { name: Path::new(&name).into() };
+    assert!(matches!(rig.ask(request, None), Ok(HelperAnswer::State { .. })));
+    let page = |name: &str| {
+        let socket = folder.join(name).join("n.sock");
+        let what = identity(format!("nbd:unix:{}", socket.display()).as_bytes());
+        folder.join("state").join(StateName::of_export(&what).to_string())
+    };
+    assert!(page("own").exists() && !page("victim").exists());
+    drop(rig);
+    let _ = server.join();
 }
 
 /// A note that an image was served is forgotten for who had that image opened, and for nobody else.
