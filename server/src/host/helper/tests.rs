@@ -17,6 +17,54 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::time::Instant;
 use tempfile::TempDir;
 
+/// The table has each message, with tests that there are and that send it.
+#[test]
+fn e87_each_message_has_its_row_and_its_test() {
+    let page = include_str!("../../../../docs/sandbox.md");
+    let spawner = include_str!("../../isolate/spawner.rs");
+    let tests = [
+        include_str!("tests.rs"),
+        include_str!("../local.rs"),
+        include_str!("../../isolate/protocol.rs"),
+        spawner,
+        include_str!("../../../../ringway/tests/state.rs"),
+    ]
+    .concat();
+    for (name, protocol, send) in [
+        ("HelperRequest", include_str!("../protocol.rs"), include_str!("tests.rs")),
+        ("SpawnerRequest", include_str!("../../isolate/spawner.rs"), spawner),
+    ] {
+        let (_, rest) = protocol.split_once(&format!("enum {name} {{\n")).expect("its messages");
+        let (messages, _) = rest.split_once("\n}").unwrap();
+        let messages = messages.lines().filter_map(|line| {
+            let line = line.strip_prefix("    ")?;
+            let word = line.split(|c: char| !c.is_ascii_alphanumeric()).next()?;
+            word.starts_with(char::is_uppercase).then_some(word)
+        });
+        let title =
+            if name == "HelperRequest" { "| to the helper |" } else { "| to the spawner |" };
+        let (_, table) = page.split_once(title).expect("a table");
+        let (table, _) = table.split_once("\n\n").unwrap();
+        let rows: Vec<Vec<_>> =
+            table.lines().skip(2).map(|row| row.split(" | ").collect()).collect();
+        let messages: Vec<_> = messages.collect();
+        assert!(messages.len() >= 4, "{messages:?}");
+        for message in &messages {
+            let its = rows.iter().find(|row| row[0].contains(&format!("`{message}`")));
+            let row = its.unwrap_or_else(|| panic!("{name}::{message} has no row"));
+            let named: Vec<_> = row[2].split('`').filter(|word| word.ends_with("_…")).collect();
+            assert!(!named.is_empty(), "{message}: {row:?}");
+            for test in named {
+                let function = format!("fn {}", test.trim_end_matches('…'));
+                assert!(tests.contains(&function), "{message}: there is no {test}");
+            }
+            assert!(send.contains(&format!("{name}::{message}")), "no test sends {message}");
+        }
+        let rows = rows.iter().map(|row| row[0].matches('`').count() / 2).sum::<usize>();
+        assert_eq!(rows, messages.len(), "each row is of a message that there is");
+    }
+}
+
 /// Anybody can have a descriptor that names a file, and pass it on.
 #[test]
 fn e28_an_image_that_is_only_named_gets_nothing() {
