@@ -616,7 +616,7 @@ fn e06_the_end_of_what_starts_processes_is_told_and_ends_nothing() {
     daemon.stop();
 }
 
-/// What opens files for the process of one disk has ended: it is listed for that disk, until its process is another one.
+/// What opens files for the process of one disk has ended: it is listed for that disk until it has another process.
 #[test]
 fn e86_the_end_of_what_opens_files_for_a_disks_process_is_told() {
     let dir = folder();

@@ -69,8 +69,8 @@ struct Helper {
     duties: Duties,
     addresses: Arc<Addresses>,
     started: bool,
-    /// Exports that the daemon has had opened, and connects to again when a connection is lost: what each was when it was
-    /// connected to. A link may lead elsewhere by now.
+    /// Exports that the daemon has had opened, and connects to again when a connection is lost: what each was when it
+    /// was connected to. A link may lead elsewhere by now.
     remotes: Arc<Mutex<BTreeMap<Vec<u8>, String>>>,
     things: Arc<Mutex<Things>>,
     /// Each step of a snapshot that is under way has this, too.
