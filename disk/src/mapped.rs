@@ -173,32 +173,34 @@ impl Disk {
     /// host holds is forgotten.
     fn leave_unwritten(&self, layers: &[Layer]) -> io::Result<()> {
         let writes = self.is_real() && !self.geometry.read_only;
-        if !writes || self.cache == CacheMode::None {
+        if !writes {
             return Ok(());
         }
         let active = self.active();
-        let file = Arc::clone(&active.file);
+        let (file, journal) = (Arc::clone(&active.file), active.journal.clone());
         let (is_kept, is_unsure) = (active.state.is_some(), active.is_unsure);
         drop(active);
-        let has_failed = self.failure_inherited.load(SeqCst) || is_unsure;
+        let has_failed = self.failure_inherited.load(SeqCst);
         let Some(top) = layers.first() else {
-            if has_failed {
+            if has_failed || is_unsure {
                 // What cannot be written now either is known to be lost.
                 let _ = read_as_stored(&file);
             }
             return Ok(());
         };
-        if !has_failed {
+        if !has_failed && !is_unsure {
             let data = match &top.format {
                 LayerFormat::Qcow2 { data, .. } => data.as_ref().map(|(data, _)| data),
                 _ => None,
             };
-            if !is_kept {
+            if !is_kept && self.cache != CacheMode::None {
                 [&file].into_iter().chain(data).for_each(|file| forget(file));
             }
             return Ok(());
         }
-        leave_unwritten(layers, self.image_unit()).map_err(|error| {
+        // Where a sync was under way that nobody knows to have failed, answered writes wait in the journal.
+        let journal = journal.as_deref().filter(|_| has_failed);
+        leave_unwritten(layers, self.image_unit(), journal).map_err(|error| {
             let text = "a sync had failed, and its tables cannot be written once more";
             io::Error::new(error.kind(), format!("{text}: {error}"))
         })

@@ -72,12 +72,14 @@ pub fn replay(
 
 /// Has the files of an image, top first, read as storage has them, where a sync had failed in an earlier process: tables of
 /// the top are written once more ([`write_tables_again`]), and the rest of what the host holds is forgotten, before any of
-/// it is believed.
+/// it is believed. What waits in the `journal` is lost: that process may have been killed before it could say so there, and
+/// entries lead to what was to be durable first.
 ///
 /// # Errors
 /// As [`write_tables_again`].
-pub fn leave_unwritten(layers: &[Layer], unit: u32) -> io::Result<()> {
+pub fn leave_unwritten(layers: &[Layer], unit: u32, journal: Option<&Journal>) -> io::Result<()> {
     let [top, below @ ..] = layers else { return Ok(()) };
+    journal.into_iter().for_each(Journal::end);
     let bytes = (&*top.file).seek(SeekFrom::End(0))?;
     write_tables_again(&top.file, bytes, unit)?;
     let data = match &top.format {

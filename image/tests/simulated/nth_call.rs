@@ -367,12 +367,12 @@ fn once(nth: u64) -> Faults {
 }
 
 /// With `RINGWAY_NTH_CALL=all` every call fails; without it some are left out where there are many, but each sync fails
-/// once.
+/// once, and is killed once.
 fn which(calls: &Calls, what: &str) -> BTreeSet<u64> {
     let is_all = std::env::var("RINGWAY_NTH_CALL").is_ok_and(|which| which == "all");
     let parts = if calls.all < 1000 { 24 } else { 4 };
     let step = if is_all { 1 } else { usize::try_from(calls.all / parts).unwrap() + 1 };
-    let syncs = calls.syncs.iter().filter(|_| what.starts_with("once"));
+    let syncs = calls.syncs.iter().filter(|_| what.starts_with("once") || what == "killed");
     (1..=calls.all).step_by(step).chain(syncs.copied()).collect()
 }
 

@@ -136,13 +136,13 @@ impl Host {
         if header(&self.world, "top")?.is_dirty() {
             repair(self)?;
         }
+        let journal = self.journal.clone().map(|file| Journal::map(file, 0).unwrap());
         if self.unwritten.load(Relaxed) {
-            leave_unwritten(&self.layers()?, self.unit)?;
+            leave_unwritten(&self.layers()?, self.unit, journal.as_ref())?;
             self.before.store(self.world.counts().2, Relaxed);
             self.unwritten.store(false, Relaxed);
         }
         let top = Arc::new(self.world.open("top", self.unit));
-        let journal = self.journal.clone().map(|file| Journal::map(file, 0).unwrap());
         let (mut lost, bytes) = (false, top.metadata()?.len());
         let replayed = replay(&top, bytes, self.unit, journal.as_ref(), &mut || lost = true)?;
         assert_eq!(lost, replayed == Replayed::Lost);

@@ -198,6 +198,11 @@ impl File {
                 if matches!(kind, Kind::Write) {
                     act(file, done);
                 }
+                // It may fail all the same, and there is nobody to be told.
+                if kind == Kind::Sync && inner.below(2) == 0 {
+                    inner.failed_syncs += 1;
+                    self.lose(&mut inner);
+                }
                 if let Some((world, me)) = &here {
                     world.kill(inner, *me);
                 }
