@@ -93,7 +93,7 @@ impl Chain {
 
     /// As [`Chain::open`], of an image whose owner says what it is based on: this file may be anywhere,
     /// and what it is based on itself is looked for within its own folder unless there is a `root`. An
-    /// image that is based on nothing has been merged with it.
+    /// image that is based on nothing has been merged with it, and so has one that is based on such a snapshot.
     ///
     /// # Errors
     /// As [`Chain::open`], and that it is based on something else.
@@ -124,17 +124,17 @@ impl Chain {
             |name: PathBuf| |source| ChainError::Host { name, what: "open it once more", source };
         let stands_for = top.file.try_clone().map_err(host(top.name.clone()))?;
         let mut chain = Self::open_bounded(top, root, None, lock, Some(base))?;
+        if is_flattened(&chain.files) {
+            return Ok(chain);
+        }
         // The first is there.
-        let Some(last) = chain.files.last() else { return Ok(chain) };
-        let name = last.name.clone();
+        let [top, ..] = &chain.files[..] else { return Ok(chain) };
+        let last = chain.files.last().unwrap_or(top);
         let backing = last.header.as_ref().and_then(|header| header.backing.as_ref());
         let Some(backing) = backing.filter(|backing| (base.is_called)(&backing.name)) else {
-            return match chain.files.len() {
-                // It has been flattened.
-                1 if backing.is_none() => Ok(chain),
-                _ => Err(ChainError::NotBased { name, base: base.name.into() }),
-            };
+            return Err(ChainError::NotBased { name: top.name.clone(), base: base.name.into() });
         };
+        let name = last.name.clone();
         let format = format_of(backing).and_then(|format| match format {
             Format::Raw => Ok(()),
             Format::Qcow2 => Err(LinkFault::OtherFormat(format, Format::Raw)),
@@ -191,16 +191,23 @@ impl Chain {
             files.push(image);
         }
         match (opener.said, &files[..]) {
-            (Some(said), [top, _, ..]) => {
+            (Some(said), [top, ..]) if !is_flattened(&files) => {
                 Err(ChainError::NotBased { name: top.name.clone(), base: said.name })
             }
             // Names that were swapped: it would be written beneath what is based on it.
-            (Some(said), [top]) if is_based_on(&said.name, said.format, &top.name) => {
+            (Some(said), [top, ..]) if is_based_on(&said.name, said.format, &top.name) => {
                 Err(ChainError::Swapped { name: top.name.clone(), base: said.name })
             }
             _ => Ok(Self { files }),
         }
     }
+}
+
+/// True of a clone that needs its base no more: one that is based on nothing, or only on its own snapshots since it was
+/// flattened.
+fn is_flattened(files: &[ImageFile]) -> bool {
+    let header = files.last().and_then(|last| last.header.as_ref());
+    header.is_some_and(|last| last.backing.is_none() && (files.len() == 1 || last.is_flattened))
 }
 
 /// The format that a header says of what its image is based on.

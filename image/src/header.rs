@@ -117,6 +117,8 @@ pub struct Header {
     pub compression: Compression,
     /// What holds the rest.
     pub backing: Option<BackingName>,
+    /// It was based on something, and is based on nothing any more: of the backing file the format is left.
+    pub is_flattened: bool,
     /// What holds the data, if not this file.
     pub data_file: Option<DataFileName>,
     /// Persistent bitmaps.
@@ -188,6 +190,7 @@ impl Header {
             length: u32::try_from(length).unwrap_or(u32::MAX),
             compression: compression(bytes, features[0], length)?,
             backing: backing(bytes, backing_offset, cluster_bits, &extensions)?,
+            is_flattened: backing_offset == 0 && extensions.backing_format.is_some(),
             data_file: data_file(features, &extensions),
             bitmaps: extensions.bitmaps.map(|found| Bitmaps {
                 consistent: features[2] & autoclear::BITMAPS != 0,

@@ -1,6 +1,7 @@
 use super::*;
 use crate::create::NewImage;
 use std::fs;
+use std::os::unix::fs::FileExt;
 use std::os::unix::fs::symlink;
 use tempfile::TempDir;
 
@@ -141,6 +142,50 @@ fn b26_chains_end() {
     assert_eq!(open(&images, &last.to_string(), None).unwrap().files.len(), CHAIN_MAX);
     let message = refused(&images, &CHAIN_MAX.to_string(), None);
     assert!(message.contains("last of 64 images"), "{message}");
+}
+
+/// Flattened, and then on top of snapshots.
+#[test]
+fn f61_a_flattened_clone_on_its_snapshots_needs_no_base() {
+    let (_dir, images) = folders();
+    fs::write(images.join("base.raw"), [7; 4096]).unwrap();
+    fs::write(images.join("other.raw"), [7; 4096]).unwrap();
+    make(&images, "alone", None);
+    make(&images, "first", Some(("base.raw", Format::Raw)));
+    make(&images, "second", Some(("first", Format::Qcow2)));
+    make(&images, "clone", Some(("second", Format::Qcow2)));
+    make(&images, "of-alone", Some(("alone", Format::Qcow2)));
+    make(&images, "of-other", Some(("other.raw", Format::Raw)));
+    let base = images.join("base.raw");
+    let clone = |name: &str| {
+        let base = (&*base, Format::Raw);
+        Chain::open_clone(top(&images, name), None, base, &mut |_, _, _| Ok(()))
+    };
+    let elsewhere = |name: &str| {
+        let is_called = |name: &Path| name == Path::new("nbd://h/x");
+        let base = Elsewhere { is_called: &is_called, name: Path::new("nbd://h/x"), bytes: 4096 };
+        Chain::open_on(top(&images, name), None, &base, &mut |_, _, _| Ok(()))
+    };
+    assert_eq!(clone("clone").unwrap().files.len(), 4);
+    // As it is when it is detached: the format stays where it is.
+    let first = File::options().write(true).open(images.join("first")).unwrap();
+    first.write_all_at(&[0; 12], 8).unwrap();
+    let images_of = |chain: Result<Chain, ChainError>| chain.unwrap().files.len();
+    for (name, images) in [("clone", 3), ("second", 2), ("first", 1), ("alone", 1)] {
+        assert_eq!((images_of(clone(name)), images_of(elsewhere(name))), (images, images));
+    }
+    // Those that never were based on it.
+    for name in ["of-alone", "of-other"] {
+        for error in [clone(name).unwrap_err(), elsewhere(name).unwrap_err()] {
+            let error = error.to_string();
+            assert!(error.contains(&format!("{name}: it is there already")), "{error}");
+        }
+    }
+    // It would be written beneath what is based on it.
+    make(&images, "base.raw", Some(("clone", Format::Qcow2)));
+    let base = (&*base, Format::Qcow2);
+    let swapped = Chain::open_clone(top(&images, "clone"), None, base, &mut |_, _, _| Ok(()));
+    assert!(matches!(swapped, Err(ChainError::Swapped { .. })), "{swapped:?}");
 }
 
 #[test]

@@ -18,8 +18,8 @@ const LENGTH_V2: usize = 72;
 
 impl Writer {
     /// Takes the name of the backing file away by one write within a sector, after all that was copied is
-    /// durable. The name itself, and an extension with its format, stay where they are: without the
-    /// offset nobody reads them.
+    /// durable. The name itself stays where it is: without the offset nobody reads it. So does the extension with its
+    /// format, which tells whoever opens it that it was based on something (`Header::is_flattened`).
     ///
     /// # Errors
     /// What the host says; both that the name is there and that it is not mean the same data.
