@@ -20,7 +20,7 @@ use std::time::Duration;
 /// Bytes of the base, and where they begin there.
 type Part = (u64, Vec<u8>);
 
-/// A base, and what was fetched of it.
+/// A base, and what was fetched of it. Nothing else is read of it here: that is an error, `EAGAIN`.
 #[derive(Debug)]
 pub(crate) struct Ahead {
     base: Arc<dyn ReadElsewhere>,
@@ -33,6 +33,9 @@ pub(crate) type Ranges = Vec<(u64, usize)>;
 
 /// The number of what a job has fetched, of which an image has one at a time.
 pub(crate) const FOR_A_JOB: u64 = u64::MAX;
+
+/// The same of who makes the disk larger, which may be meanwhile.
+pub(crate) const FOR_GROWTH: u64 = FOR_A_JOB - 1;
 
 /// How often a job that waits is asked whether it goes on.
 const GOES_ON: Duration = Duration::from_millis(100);
@@ -55,12 +58,13 @@ impl Ahead {
         Ok(())
     }
 
-    /// As [`Ahead::fetch`], but for [`FOR_A_JOB`]: waits as long as it `goes_on`.
+    /// As [`Ahead::fetch`], but waits as long as it `goes_on`.
     ///
     /// # Errors
     /// As [`Ahead::fetch`]; `Interrupted` if it does not go on.
     pub(crate) fn fetch_while(
         self: &Arc<Self>,
+        number: u64,
         goes_on: &dyn Fn() -> bool,
         ranges: Ranges,
     ) -> io::Result<()> {
@@ -75,7 +79,7 @@ impl Ahead {
         loop {
             match hears.recv_timeout(GOES_ON) {
                 Ok(parts) => {
-                    self.keep(FOR_A_JOB, parts?);
+                    self.keep(number, parts?);
                     return Ok(());
                 }
                 Err(RecvTimeoutError::Timeout) if goes_on() => {}
@@ -130,8 +134,8 @@ impl ReadElsewhere for Ahead {
             memory[..len].copy_from_slice(&bytes[..len]);
             return Ok(len);
         }
-        drop(fetched);
-        self.base.read_at(memory, at)
+        // Nobody who asks the image's thread waits for a server that another one needs.
+        Err(io::Error::from_raw_os_error(libc::EAGAIN))
     }
 }
 
@@ -200,8 +204,8 @@ impl Fetcher {
         Self { shared: Arc::new(Shared { ahead, state, more }), next: 0, used: Vec::new() }
     }
 
-    /// Has the ranges be fetched that a question needs. It comes back if there is no thread to be had: then it waits by
-    /// itself.
+    /// Has the ranges be fetched that a question needs. It comes back if there is no thread to be had: then it fails, and
+    /// is asked again.
     pub(crate) fn set_aside(
         &mut self,
         (bell, thread): (&Arc<Bell>, &Thread),
@@ -297,10 +301,27 @@ mod tests {
         }
     }
 
+    fn server() -> Arc<Server> {
+        let (answers, told, asked) = (Mutex::new(None), Condvar::new(), AtomicUsize::new(0));
+        Arc::new(Server { answers, told, asked })
+    }
+
+    impl Server {
+        fn answer(&self, answers: io::Result<()>) {
+            *self.answers.lock().unwrap() = Some(answers);
+            self.told.notify_all();
+        }
+    }
+
     fn clone_of(server: &Arc<Server>) -> Image {
+        clone_with(server, CLUSTERS * CLUSTER, CLUSTERS * CLUSTER)
+    }
+
+    /// An image of `virtual_size` bytes on an export of `base_bytes`.
+    fn clone_with(server: &Arc<Server>, virtual_size: u64, base_bytes: u64) -> Image {
         let file = tempfile::tempfile().unwrap();
         let backing = Some((Path::new("nbd://h/x"), Format::Raw));
-        let new = NewImage { virtual_size: CLUSTERS * CLUSTER, cluster_bits: 16, backing };
+        let new = NewImage { virtual_size, cluster_bits: 16, backing };
         new.write(&file).unwrap();
         let file_bytes = file.metadata().unwrap().len();
         let header = Header::read(&file, file_bytes).unwrap().unwrap();
@@ -308,7 +329,7 @@ mod tests {
         let top = Layer { file: Arc::new(file), file_bytes, format, name: "top".into() };
         let base = Layer {
             file: Arc::new(tempfile::tempfile().unwrap()),
-            file_bytes: CLUSTERS * CLUSTER,
+            file_bytes: base_bytes,
             format: LayerFormat::Elsewhere(Some(Arc::clone(server) as Arc<dyn ReadElsewhere>)),
             name: "nbd://h/x".into(),
         };
@@ -348,22 +369,88 @@ mod tests {
 
     #[test]
     fn f53_a_job_that_is_told_to_stop_waits_no_longer() {
-        let (answers, told, asked) = (Mutex::new(None), Condvar::new(), AtomicUsize::new(0));
-        let server = Arc::new(Server { answers, told, asked });
+        let server = server();
         let image = clone_of(&server);
         let goes_on = || server.asked.load(SeqCst) == 0;
         let stopped = image.pull_while(&goes_on, 0, 8 * CLUSTER).unwrap_err();
         assert_eq!(stopped.kind(), io::ErrorKind::Interrupted);
-        *server.answers.lock().unwrap() = Some(Ok(()));
-        server.told.notify_all();
+        server.answer(Ok(()));
         assert_eq!(image.pull(0, 8 * CLUSTER).unwrap().next, 8 * CLUSTER);
+    }
+
+    /// Neither the end of the disk nor that of its base is that of a cluster.
+    #[test]
+    fn f62_nobody_waits_for_a_server_but_who_makes_the_disk_larger() {
+        let old = CLUSTERS * CLUSTER + 512;
+        for (succeeds, size) in [(true, old + 2 * CLUSTER), (true, old + 1024), (false, 2 * old)] {
+            let server = server();
+            let image = clone_with(&server, old, old + 1024);
+            let mut client = image.client(8).unwrap();
+            let mut whole = vec![0xbb; 64 << 10];
+            let whole = list(&mut whole);
+            std::thread::scope(|scope| {
+                let grows = scope.spawn(|| image.grow(size));
+                until("it is asked", || server.asked.load(SeqCst) > 0);
+                for cluster in 20..30 {
+                    ask(&mut client, Op::Write, cluster * CLUSTER, &whole);
+                    assert_eq!(answer(&mut client), 64 << 10);
+                }
+                assert!(!grows.is_finished());
+                let error = io::Error::from_raw_os_error(libc::ENOTCONN);
+                server.answer(if succeeds { Ok(()) } else { Err(error) });
+                let grown = grows.join().unwrap();
+                let failure = grown.err().and_then(|error| error.raw_os_error());
+                assert_eq!(failure, (!succeeds).then_some(libc::ENOTCONN));
+            });
+            assert_eq!(image.size(), if succeeds { size } else { old });
+            if !succeeds {
+                continue;
+            }
+            // Whoever reads is told where it is.
+            let mut part = vec![0; 512];
+            let part = list(&mut part);
+            ask(&mut client, Op::Read, CLUSTERS * CLUSTER, &part);
+            assert_eq!(answer(&mut client), 0);
+            let range = ByteRange::new(CLUSTERS * CLUSTER, CLUSTER.min(size - CLUSTERS * CLUSTER));
+            let range = range.unwrap();
+            let Place::Direct { file: 0, offset, len } = image.place(range, false) else {
+                panic!("the last cluster is the image's own");
+            };
+            assert_eq!(len, range.len());
+            let mut found = vec![0; usize::try_from(len).unwrap()];
+            image.files()[0].read_exact_at(&mut found, offset).unwrap();
+            for (found, at) in found.iter().zip(range.offset()..) {
+                assert_eq!(*found, if at < old { byte(at) } else { 0 }, "{at}");
+            }
+        }
+    }
+
+    /// A guest writes one of the clusters that were fetched to be copied.
+    #[test]
+    fn f63_a_job_copies_no_more_than_was_fetched() {
+        let server = server();
+        let image = clone_of(&server);
+        let mut client = image.client(8).unwrap();
+        let mut whole = vec![0xbb; 64 << 10];
+        let whole = list(&mut whole);
+        let pulled = std::thread::scope(|scope| {
+            let pulls = scope.spawn(|| image.pull(0, 4 * CLUSTER));
+            until("it is asked", || server.asked.load(SeqCst) > 0);
+            ask(&mut client, Op::Write, CLUSTER, &whole);
+            assert_eq!(answer(&mut client), 64 << 10);
+            server.answer(Ok(()));
+            pulls.join().unwrap().unwrap()
+        });
+        assert_eq!(server.asked.load(SeqCst), 4);
+        assert_eq!((pulled.next, pulled.copied), (4 * CLUSTER, 3 * CLUSTER));
+        // It goes on from there.
+        assert_eq!(image.pull(pulled.next, u64::MAX >> 1).unwrap().next, CLUSTERS * CLUSTER);
     }
 
     #[test]
     fn f49_nobody_waits_for_a_server_but_who_needs_it() {
         for succeeds in [true, false] {
-            let (answers, told, asked) = (Mutex::new(None), Condvar::new(), AtomicUsize::new(0));
-            let server = Arc::new(Server { answers, told, asked });
+            let server = server();
             let image = clone_of(&server);
             let (mut one, mut other) = (image.client(8).unwrap(), image.client(8).unwrap());
             let (mut part, mut whole) = (vec![0xaa; 512], vec![0xbb; 64 << 10]);
@@ -385,9 +472,7 @@ mod tests {
                 }
                 assert!(one.take().unwrap().is_none() && !pulls.is_finished());
                 let error = || io::Error::from_raw_os_error(libc::ENOTCONN);
-                let result = if succeeds { Ok(()) } else { Err(error()) };
-                *server.answers.lock().unwrap() = Some(result);
-                server.told.notify_all();
+                server.answer(if succeeds { Ok(()) } else { Err(error()) });
                 let pulled = pulls.join().unwrap();
                 if !succeeds {
                     assert_eq!(answer(&mut one), -i64::from(libc::ENOTCONN));

@@ -12,6 +12,7 @@
 //! no larger than those of the middle one. What is freed in it, former tables among it, is given back when the
 //! chain is read without the middle one ([`Commit::give_back`]); it leaks if that never comes.
 
+use crate::ahead::FOR_A_JOB;
 use crate::ask::Pulled;
 use crate::base::Bases;
 use crate::budget::Budget;
@@ -23,6 +24,7 @@ use crate::image::{Image, Use};
 use crate::journal::write_tables_again;
 use crate::layer::{Found, Layer, LayerFormat, Open};
 use crate::layout::{Shape, corrupt};
+use crate::map::Map;
 use crate::printable::printable;
 use ringway_core::ByteRange;
 use ringway_core::sync_turn::sync_patiently;
@@ -253,16 +255,29 @@ impl Commit {
                 Piece::Data(at, bytes) => file.write_at(&bytes, at),
                 Piece::Zeroes(range) => file.punch(range.offset(), range.len()),
             }),
-            Target::Qcow2(image) => image.in_thread(move |work| {
-                let (writer, map) = work.writer()?;
-                let put = pieces.into_iter().try_for_each(|piece| match piece {
-                    Piece::Data(at, bytes) => writer.put(map, at, &bytes),
-                    Piece::Zeroes(range) => writer.put_zeroes(map, range),
+            Target::Qcow2(image) => {
+                let range = |piece: &Piece| match piece {
+                    Piece::Data(at, bytes) => ByteRange::new(*at, bytes.len() as u64),
+                    Piece::Zeroes(range) => Some(*range),
+                };
+                let written: Vec<_> = pieces.iter().filter_map(range).collect();
+                let needs = move |map: &mut Map| {
+                    Ok(written.into_iter().flat_map(|range| map.needs_to_write(range)).collect())
+                };
+                let fetched = image.fetch(FOR_A_JOB, &|| true, needs)?;
+                let put = image.in_thread(move |work| {
+                    let (writer, map) = work.writer()?;
+                    let put = pieces.into_iter().try_for_each(|piece| match piece {
+                        Piece::Data(at, bytes) => writer.put(map, at, &bytes),
+                        Piece::Zeroes(range) => writer.put_zeroes(map, range),
+                    });
+                    // Also if one of them could not be written.
+                    writer.commit(map)?;
+                    put
                 });
-                // Also if one of them could not be written.
-                writer.commit(map)?;
-                put
-            })?,
+                fetched.iter().for_each(|ahead| ahead.forget(&[FOR_A_JOB]));
+                put?
+            }
         }
     }
 

@@ -9,9 +9,10 @@
 //! The image's thread copies, between two batches of what guests ask for. So a copy and a first write to
 //! the same cluster come one after the other, and the first of them is what the other finds.
 
-use crate::ahead::{Ahead, FOR_A_JOB};
+use crate::ahead::{Ahead, FOR_A_JOB, Ranges};
 use crate::ask::Pulled;
 use crate::image::Image;
+use crate::map::Map;
 use crate::writer::needs_to_pull;
 use ringway_core::ByteRange;
 use std::io;
@@ -34,7 +35,7 @@ impl Image {
     /// As [`Image::pull`]; `Interrupted` if it does not go on.
     pub fn pull_while(&self, goes_on: &dyn Fn() -> bool, at: u64, most: u64) -> io::Result<Pulled> {
         let range = ByteRange::new(at, most).ok_or(io::ErrorKind::InvalidInput)?;
-        let fetched = self.fetch_to_pull(goes_on, range)?;
+        let fetched = self.fetch(FOR_A_JOB, goes_on, move |map| needs_to_pull(map, range))?;
         let pulled = self.in_thread(move |work| {
             let (writer, map) = work.writer()?;
             writer.pull(map, range)
@@ -43,19 +44,21 @@ impl Image {
         pulled?
     }
 
-    /// What is on no file of this host is waited for here, and not by the image's thread.
-    fn fetch_to_pull(
+    /// What is on no file of this host is waited for here, and not by the image's thread: what `needs` says, for
+    /// `number`.
+    pub(crate) fn fetch(
         &self,
+        number: u64,
         goes_on: &dyn Fn() -> bool,
-        range: ByteRange,
+        needs: impl FnOnce(&mut Map) -> io::Result<Ranges> + Send + 'static,
     ) -> io::Result<Option<Arc<Ahead>>> {
         let needs = self.in_thread(move |work| {
             let (_, map) = work.writer()?;
             let Some((_, ahead)) = map.layers.ahead.clone() else { return Ok(None) };
-            io::Result::Ok(Some((ahead, needs_to_pull(map, range)?)))
+            io::Result::Ok(Some((ahead, needs(map)?)))
         })??;
         let Some((ahead, ranges)) = needs else { return Ok(None) };
-        ahead.fetch_while(goes_on, ranges)?;
+        ahead.fetch_while(number, goes_on, ranges)?;
         Ok(Some(ahead))
     }
 

@@ -7,6 +7,7 @@ mod on_top;
 mod tests;
 mod whole;
 
+use crate::ahead::FOR_GROWTH;
 use crate::base::{Base, Bases, OpenBase};
 use crate::budget::Budget;
 use crate::client::{ImageClient, line};
@@ -19,7 +20,7 @@ use crate::refcounts::Metadata;
 use crate::refcounts::Refcounts;
 use crate::table::{Place, Table};
 use crate::thread::{Mailbox, Task, Work};
-use crate::writer::Writer;
+use crate::writer::{Writer, needs_to_grow};
 pub use on_top::OnTop;
 use ringway_core::ByteRange;
 use ringway_core::host::File;
@@ -300,12 +301,18 @@ impl Image {
     }
 
     /// Makes the disk larger: it has `size` bytes when this returns, durably, and what was added reads as
-    /// zeroes. Waits for the image's thread.
+    /// zeroes. Waits for the image's thread, and for a server if that has the rest of the last cluster.
     ///
     /// # Errors
     /// What the host says, or why it cannot be so large; the disk is as it was then.
     pub fn grow(&self, size: u64) -> io::Result<()> {
-        self.in_thread(move |work| work.grow(size))??;
+        let fetched = self.fetch(FOR_GROWTH, &|| true, move |map| Ok(needs_to_grow(map, size)))?;
+        let grown = self.in_thread(move |work| {
+            let (writer, map) = work.writer()?;
+            writer.grow(map, size)
+        });
+        fetched.iter().for_each(|ahead| ahead.forget(&[FOR_GROWTH]));
+        grown??;
         self.size.store(size, SeqCst);
         Ok(())
     }

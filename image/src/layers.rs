@@ -238,12 +238,18 @@ impl Layers {
     /// What a range needs of what is on no file of this host. What cannot be told is found by whoever reads.
     pub(crate) fn needs_ahead(&mut self, at: u64, len: u64) -> Ranges {
         let Some((elsewhere, _)) = self.ahead else { return Ranges::new() };
-        let (mut ranges, mut begin) = (Ranges::new(), 0);
-        for Piece { from, end } in self.pieces(at, len).ok().flatten().unwrap_or_default() {
-            if let Some((_, offset)) = from.filter(|(file, _)| *file == elsewhere) {
-                ranges.push((offset, end - begin));
+        let (mut ranges, mut known) = (Ranges::new(), 0);
+        while known < len {
+            let Ok((found, more)) = self.find(at + known, len - known) else { break };
+            match found {
+                // Within a cluster, or what a job takes at a time.
+                #[allow(clippy::cast_possible_truncation)]
+                Found::Data { file, offset } if file == elsewhere => {
+                    ranges.push((offset, more as usize));
+                }
+                _ => {}
             }
-            begin = end;
+            known += more;
         }
         ranges
     }

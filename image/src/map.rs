@@ -1,5 +1,6 @@
 //! What the table says, made from the metadata of all files of a chain.
 
+use crate::ahead::Ranges;
 use crate::base::word;
 use crate::layer::Found;
 use crate::layers::Layers;
@@ -58,6 +59,19 @@ impl Map {
     pub(crate) fn bytes_of(&mut self, cluster: u64) -> u64 {
         let shape = self.layers.top().shape;
         shape.cluster().min(shape.size - (cluster << shape.cluster_bits))
+    }
+
+    /// What a write of a range reads of what is on no file of this host: the rest of clusters of which it has only a part.
+    pub(crate) fn needs_to_write(&mut self, range: ByteRange) -> Ranges {
+        let (size, mut ranges) = (self.cluster(), Ranges::new());
+        let (first, last) = (range.offset() / size, (range.end() - 1) / size);
+        let begins = (range.offset() % size > 0).then_some(first);
+        let ends = (range.end() % size > 0).then_some(last);
+        for cluster in begins.into_iter().chain(ends.filter(|_| begins != ends)) {
+            let bytes = self.bytes_of(cluster);
+            ranges.extend(self.layers.needs_ahead(cluster * size, bytes));
+        }
+        ranges
     }
 
     /// True if whole clusters can be made to read as zeroes without writing them: version 2 has no word

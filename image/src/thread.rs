@@ -226,11 +226,6 @@ impl Work {
         Ok((writer, &mut self.map))
     }
 
-    /// Makes the disk larger, or says why it cannot be so large.
-    pub(crate) fn grow(&mut self, size: u64) -> io::Result<()> {
-        self.writer().and_then(|(writer, map)| writer.grow(map, size))
-    }
-
     /// What the header of the top says by now.
     pub(crate) fn shape(&mut self) -> Shape {
         let mut shape = self.map.layers.top().shape;
@@ -345,24 +340,15 @@ impl Work {
         if self.fetcher.is_none() {
             return Some(ask);
         }
-        let (size, range) = (self.map.cluster(), ask.range);
-        let mut ranges = Ranges::new();
+        let (range, mut ranges) = (ask.range, Ranges::new());
         match ask.op {
             Op::Read if !ask.memory.is_null() => {
+                let size = self.map.cluster();
                 self.map.load(range.offset() / size);
                 let len = self.to_be_read(&ask);
                 ranges = self.map.layers.needs_ahead(range.offset(), len);
             }
-            // The rest of a cluster of which only a part is written.
-            Op::Write | Op::WriteZeroes => {
-                let (first, last) = (range.offset() / size, (range.end() - 1) / size);
-                let begins = (range.offset() % size > 0).then_some(first);
-                let ends = (range.end() % size > 0).then_some(last);
-                for cluster in begins.into_iter().chain(ends.filter(|_| begins != ends)) {
-                    let bytes = self.map.bytes_of(cluster);
-                    ranges.extend(self.map.layers.needs_ahead(cluster * size, bytes));
-                }
-            }
+            Op::Write | Op::WriteZeroes => ranges = self.map.needs_to_write(range),
             _ => {}
         }
         let fetcher = self.fetcher.as_mut().filter(|_| !ranges.is_empty());
@@ -473,7 +459,11 @@ impl Work {
             let part = (size - at % size).min(len - done);
             let room = usize::try_from(part).map_err(io::Error::other)?;
             let bytes = self.buffer.room(room, self.map.layers.unit);
-            self.map.layers.read(at, bytes)?;
+            match self.map.layers.read(at, bytes) {
+                // More is to be read here than when it was fetched. It is asked for again.
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock && done > 0 => break,
+                read => read?,
+            }
             ask.scatter(done, bytes);
             done += part;
         }

@@ -39,6 +39,7 @@ use crate::refcounts::Refcounts;
 use crate::table::Word;
 use cluster_write::ClusterWrite;
 use crew::Crew;
+pub(crate) use grow::needs_to_grow;
 pub(crate) use pull::needs_to_pull;
 use std::collections::{HashMap, VecDeque};
 use std::io;

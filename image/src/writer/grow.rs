@@ -8,6 +8,7 @@
 //! A kill or a power cut at any moment leaves the old size or the new one.
 
 use super::Writer;
+use crate::ahead::Ranges;
 use crate::header::{L1_BYTES_MAX, l1_entries};
 use crate::layout::{Shape, corrupt, words};
 use crate::map::Map;
@@ -21,6 +22,20 @@ const SIZE_AT: u64 = 24;
 const SNAPSHOTS_AT: u64 = 60;
 /// So many clusters become zeroes at a time.
 const BATCH: u64 = 4096;
+
+/// What [`Writer::grow`] reads of what is on no file of this host.
+pub(crate) fn needs_to_grow(map: &mut Map, size: u64) -> Ranges {
+    let (old, cluster) = (map.layers.top().shape.size, map.cluster());
+    let begin = old / cluster * cluster;
+    if begin == old || size <= old {
+        return Ranges::new();
+    }
+    // Also what a longer base holds behind the end.
+    map.layers.set_size(size);
+    let needs = map.layers.needs_ahead(begin, cluster.min(size - begin));
+    map.layers.set_size(old);
+    needs
+}
 
 impl Writer {
     /// Gives the disk `size` bytes; what was added reads as zeroes. Durable when it returns.

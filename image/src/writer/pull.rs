@@ -60,7 +60,11 @@ impl Writer {
             (Pulled { next: range.offset(), read: 0, copied: 0 }, Ok(()));
         for cluster in clusters(map, range) {
             outcome = self.pull_cluster(map, cluster, &mut pulled);
-            if outcome.is_err() {
+            if let Err(error) = &outcome {
+                // A guest has written some of what was fetched: so far, and then the rest is fetched.
+                if error.kind() == io::ErrorKind::WouldBlock && pulled.next > range.offset() {
+                    outcome = Ok(());
+                }
                 break;
             }
             pulled.next = cluster * size + map.bytes_of(cluster);
@@ -78,8 +82,9 @@ impl Writer {
         let mut buffer = std::mem::take(&mut self.buffer);
         let copied = self.copy_up(map, cluster, &mut buffer);
         self.buffer = buffer;
+        let copied = copied?;
         pulled.read += bytes;
-        if let Some(host) = copied? {
+        if let Some(host) = copied {
             self.pending.insert(cluster, Pending { host: Some(host), old: Entry::Unallocated });
             pulled.copied += bytes;
         }
