@@ -110,7 +110,8 @@ pub struct DaemonFacts {
     pub version: String,
     pub pid: u32,
     pub uptime_us: u64,
-    /// What does not work any more, because a process of the daemon's own has ended.
+    /// What does not work any more, because a process of the daemon's own has ended; and what could not be served at
+    /// the start, because its file system hung.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub lacks: Vec<String>,
 }

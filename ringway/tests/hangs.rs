@@ -54,6 +54,77 @@ fn e34_a_path_that_hangs_keeps_nobody_else_waiting() {
     store.let_go();
 }
 
+/// Also one with a process of its own; a reload with such a disk ends, and the next one is not in its way.
+#[test]
+fn e62_a_disk_that_hangs_at_the_start_keeps_no_other_from_being_served() {
+    let (dir, mount) = (folder(), tempfile::tempdir().unwrap());
+    let dir = dir.path();
+    let store = match LateStore::mount(mount.path(), 1 << 20) {
+        Ok(store) => store,
+        Err(lack) => return lack.skip(),
+    };
+    let hangs = mount.path().join("hangs");
+    let hangs = hangs.to_str().unwrap();
+    let disk = |image: &str, socket: &str, more: &str| {
+        format!("[[disk]]\nimage = '{image}'\nformat = 'raw'\nsocket = '{socket}'\n{more}\n")
+    };
+    let say = |disks: &[String]| {
+        std::fs::write(dir.join("c.toml"), format!("control = 'c'\n{}", disks.concat())).unwrap();
+    };
+    let (good, bad) = (disk("disk.img", "s", ""), disk(hangs, "t", "read-only = true"));
+    say(&[bad, good.clone(), disk(hangs, "u", "isolate = true\nread-only = true")]);
+    let mut daemon = Daemon::serve(dir, &["--config", "c.toml"]);
+    let log = daemon.log();
+    let names_it = |line: &str| line.contains("c.toml, line 2: ") && line.contains(hangs);
+    assert!(log.lines().any(names_it), "{log}");
+    let mut device = Options::new().patience(PATIENCE).connect(dir.join("s")).unwrap();
+    let mut queue = device.queue().unwrap();
+    assert!(write(&device, &mut queue, 1, 9));
+    let (done, said) = ctl(dir, &["list"]);
+    assert!(done && said.matches("a disk is not served").count() == 2, "{said}");
+    let (done, said) = ctl(dir, &["reload"]);
+    assert!(!done && said.contains(hangs) && said.contains("its file system hangs"), "{said}");
+    // `ctl` would look at it itself.
+    let mut add = UnixStream::connect(dir.join("c")).unwrap();
+    let asked = serde_json::json!({ "image": hangs, "format": "raw", "socket": dir.join("v") });
+    let request = serde_json::json!({ "command": "add", "disk": asked });
+    add.write_all(format!("{request}\n").as_bytes()).unwrap();
+    let mut answer = [0; 4096];
+    let got = add.read(&mut answer).unwrap();
+    let said = text(&answer[..got]);
+    assert!(said.contains("its file system hangs"), "{said}");
+    say(&[good, disk("null:1M", "w", "").replace("format = 'raw'\n", "")]);
+    let (done, said) = ctl(dir, &["reload"]);
+    assert!(done, "{said}");
+    let (done, said) = ctl(dir, &["list"]);
+    assert!(done && said.contains("null:1M") && !said.contains("not served"), "{said}");
+    assert!(write(&device, &mut queue, 1, 8));
+    drop((queue, device));
+    daemon.signal(libc::SIGTERM);
+    let (status, _) = daemon.wait();
+    assert_eq!(status.code(), Some(0), "{}", daemon.log());
+    store.let_go();
+}
+
+/// There is nothing else to serve, and no way to be given it.
+#[test]
+fn e62_a_daemon_whose_only_disk_hangs_says_so_and_ends() {
+    let (dir, mount) = (folder(), tempfile::tempdir().unwrap());
+    let store = match LateStore::mount(mount.path(), 1 << 20) {
+        Ok(store) => store,
+        Err(lack) => return lack.skip(),
+    };
+    let mut command = ringway();
+    let image = mount.path().join("hangs");
+    command.arg("serve").arg(&image).args(["--format", "raw", "--socket", "s"]);
+    command.current_dir(dir.path());
+    let output = run(command);
+    let said = text(&output.stderr);
+    let names_it = said.contains(image.to_str().unwrap()) && said.contains("its file system hangs");
+    assert!(output.status.code() == Some(1) && names_it, "{said}");
+    store.let_go();
+}
+
 /// A guest comes by live migration, and the storage of its image hangs when its tables are read.
 #[test]
 fn e70_an_incoming_image_on_hung_storage_keeps_nobody_else_waiting() {

@@ -2,6 +2,7 @@
 
 use crate::attach::QemuVersion;
 use crate::configured::Configured;
+use crate::hung::Hung;
 use crate::signals::Signals;
 use crate::{activation, daemon, endpoint, isolate, ready, sandbox};
 use anyhow::bail;
@@ -196,7 +197,9 @@ pub(crate) fn start(
     // Only for people, as it takes a moment; and now, as the daemon cannot start anything later.
     let person = !log.quiet && std::io::stdout().is_terminal();
     let qemu = if person { QemuVersion::installed() } else { None };
-    let daemon = daemon::Daemon::start(plan, polling, configured, None, log)?;
+    let hung = Hung::look_at(&plan.disks)?;
+    plan.check_apart(|path| hung.locate(path)).map_err(anyhow::Error::msg)?;
+    let daemon = daemon::Daemon::start(plan, &hung, polling, configured, None, log)?;
     // Whoever sees that it is ready finds in the log how it came to that.
     logging::finish();
     if !log.quiet {

@@ -6,6 +6,7 @@ use super::deadline;
 use super::departure::{Departure, Watch};
 use super::disks::{Disks, Means, Ready};
 use super::host::{Duties, Host, StateDir, is_socket_busy};
+use super::hung::Hung;
 use super::isolate::{Inside, Spawner};
 use super::limits::LimitGroups;
 use super::metrics::Metrics;
@@ -152,7 +153,8 @@ impl Daemon {
     /// # Errors
     /// One message; nothing was created or changed then.
     pub(crate) fn start(
-        plan: Plan,
+        mut plan: Plan,
+        hung: &Hung,
         polling: Polling,
         configured: Option<Configured>,
         mut inside: Option<Inside>,
@@ -185,7 +187,7 @@ impl Daemon {
         let isolates = inside.is_none() && plan.isolates();
         let fork = || Spawner::fork(log, &plan.daemon, duties.adds);
         let spawner = isolates.then(fork).transpose()?;
-        let added = duties.acts_for_it;
+        let (added, adds) = (duties.acts_for_it, duties.adds);
         let host = Host::start(mode, duties)?;
         if added {
             // Who has asked for it may be in wrong hands: from here on it names nothing with other rights.
@@ -219,9 +221,11 @@ impl Daemon {
             sampled: inside.as_ref().is_some_and(|inside| inside.sampled),
             parent: inside.as_ref().map(Inside::mouth),
         };
+        let absent = hung.part(&mut plan.disks, adds)?;
         let (disks, ready, new_images) =
             Disks::start(plan.disks, plan.daemon, polling, means, enter)?;
         disks.started()?;
+        disks.set_absent(absent);
         let disk = inside.as_ref().map(|inside| inside.name.as_str());
         tracing::info!(disk, "{sandbox}");
         if let Some(why) = disks.no_cgroups() {

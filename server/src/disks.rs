@@ -19,6 +19,7 @@ use super::configured::{Configured, DiskWords};
 use super::endpoint::Endpoint;
 use super::events::Events;
 use super::host::{EphemeralClone, Host, NewImage};
+use super::hung::Absent;
 use super::incidents::Incidents;
 use super::isolate::{Isolated, Leaving, LogWords, Mouth, Spawner, Starting};
 use super::limits::LimitGroups;
@@ -42,7 +43,7 @@ use ringway_disk::Disk;
 use ringway_export::{Cpus, ExportOptions, Polling, RingPool};
 use ringway_vhost_user::Access;
 use std::os::fd::{AsFd, BorrowedFd};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
 use std::thread::ScopedJoinHandle;
@@ -108,6 +109,8 @@ pub(crate) struct Disks {
     pub(crate) begun: Instant,
     /// What does not work any more.
     lacks: Mutex<Vec<&'static str>>,
+    /// What could not be served at the start.
+    absent: Mutex<Vec<Absent>>,
 }
 
 impl Disks {
@@ -196,6 +199,7 @@ impl Disks {
             bell: Arc::new(Bell::new()?),
             begun: Instant::now(),
             lacks: Mutex::default(),
+            absent: Mutex::default(),
         };
         kill_point!(Locked);
         disks.start_pools(&opened)?;
@@ -314,9 +318,21 @@ impl Disks {
         lock(&self.lacks).push(what);
     }
 
-    /// What does not.
+    /// The disks that could not be served at the start, until others know better.
+    pub(crate) fn set_absent(&self, absent: Vec<Absent>) {
+        *lock(&self.absent) = absent;
+    }
+
+    /// What does not work, and what is not served.
     pub(crate) fn all_it_lacks(&self) -> Vec<String> {
-        lock(&self.lacks).iter().map(|&what| what.to_owned()).collect()
+        let lacks: Vec<_> = lock(&self.lacks).iter().map(|&what| what.to_owned()).collect();
+        let mut absent = lock(&self.absent);
+        if absent.is_empty() {
+            return lacks;
+        }
+        let all: Vec<_> = self.all().iter().map(|disk| PathBuf::from(disk.image())).collect();
+        absent.retain(|disk| !all.contains(&disk.image));
+        lacks.into_iter().chain(absent.iter().map(|disk| disk.why.clone())).collect()
     }
 
     /// Readable when [`Disks::clear_up`] has something to do.

@@ -40,8 +40,10 @@ mod writable;
 use crate::xen::Access;
 use anyhow::{Context, bail};
 use client::{Client, EphemeralFile, HelpersFile};
+pub(crate) use client::{LOOK_UP_MAX, hangs};
 pub(crate) use duties::Duties;
 pub(super) use forked::{Event, Parent, leave_no_zombie, settle};
+pub(super) use local::look;
 use local::{CloneWords, Local, Opened, OwnFile};
 use names::{PATHS, PathNames};
 pub(crate) use protocol::{is_socket_busy, reason};
@@ -59,6 +61,7 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::sync::mpsc::sync_channel;
 use std::sync::{Arc, LazyLock, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -393,6 +396,26 @@ impl Host {
             }),
             None => Location::of(path),
         }
+    }
+
+    /// Looks at the files of a disk that is to be opened: that would wait for a file system that hangs.
+    ///
+    /// # Errors
+    /// That there was no answer.
+    pub(crate) fn look_at(&self, spec: &DiskSpec) -> anyhow::Result<()> {
+        spec.files().try_for_each(|path| {
+            if let Some(helper) = &self.helper {
+                return helper.holder(path, true).map(drop);
+            }
+            let (looked, heard) = sync_channel(1);
+            let file = path.to_path_buf();
+            let look = move || {
+                look(&file);
+                let _ = looked.send(());
+            };
+            std::thread::Builder::new().name("look-up".into()).spawn(look)?;
+            heard.recv_timeout(LOOK_UP_MAX).map_err(|_| hangs(path.display()))
+        })
     }
 
     /// Whom an export asks about the path of its disk; nobody if it has none.

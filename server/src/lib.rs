@@ -46,6 +46,7 @@ mod events;
 mod heard;
 mod held;
 mod host;
+mod hung;
 mod image;
 mod incidents;
 mod isolate;

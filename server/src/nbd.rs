@@ -5,7 +5,7 @@ use crate::sandbox;
 use crate::signals::Signals;
 use clap::{Args, Command};
 use ringway_control::config::{
-    DaemonArgs, DiskArgs, DiskSpec, EachDisk, Location, NbdAddress, NbdSecurity, Place, Plan,
+    DaemonArgs, DiskArgs, DiskSpec, EachDisk, NbdAddress, NbdSecurity, Place, Plan,
 };
 use ringway_control::log::LogArgs;
 use std::path::PathBuf;
@@ -65,7 +65,6 @@ pub fn run_nbd(args: NbdArgs, log: &LogArgs, command: &mut Command) -> anyhow::R
     let disks = specs(args).unwrap_or_else(|error| usage(command, &error));
     let mut plan = Plan { disks, daemon, nbd, ..Plan::default() };
     plan.check_nbd(&plan.nbd).unwrap_or_else(|error| usage(command, &error));
-    plan.check_apart(Location::of).map_err(anyhow::Error::msg)?;
     plan.daemon.each = EachDisk::default();
     plan.resolve_groups(sandbox::group_number).map_err(anyhow::Error::msg)?;
     start(plan, None, log, command)

@@ -8,11 +8,12 @@
 mod plan;
 mod steps;
 
-use super::configured::{Configured, Said};
+use super::configured::{Configured, Said, spelled_place};
 use super::disks::Disks;
+use super::served::lock;
 use anyhow::{Context, anyhow};
 use plan::compare;
-use ringway_control::config::{NbdSecurity, parse};
+use ringway_control::config::{Location, NbdSecurity, parse};
 use ringway_control::protocol::{FailedOf, Happened, LeftOf, Reloaded};
 use ringway_terminal::reasons::in_full;
 use std::path::Path;
@@ -72,7 +73,13 @@ fn read_again(disks: &Disks, configured: &Configured, dry_run: bool) -> anyhow::
     let path = &configured.path;
     let text = disks.host.configuration().with_context(|| path.display().to_string())?;
     let locate = |path: &Path| disks.host.locate(path);
-    let mut plan = parse(&text, path, locate).map_err(anyhow::Error::msg)?;
+    let mut plan = parse(&text, path, Location::unknown).map_err(anyhow::Error::msg)?;
+    let served: Vec<_> = disks.all().iter().map(|disk| lock(disk.words()).place.clone()).collect();
+    // What is served may hang, and stays.
+    for spec in plan.disks.iter().filter(|spec| !served.contains(&spelled_place(spec))) {
+        disks.host.look_at(spec).with_context(|| spec.origin.clone())?;
+    }
+    plan.check_apart(locate).map_err(anyhow::Error::msg)?;
     plan.check_security(&plan.nbd).map_err(anyhow::Error::msg)?;
     // Options of the command line may allow more addresses: those are judged when they are used.
     let security = NbdSecurity { insecure: true, ..NbdSecurity::default() };
@@ -90,5 +97,7 @@ fn read_again(disks: &Disks, configured: &Configured, dry_run: bool) -> anyhow::
         tracing::warn!(disk = image, "its clone is about to be deleted: it is ephemeral");
     }
     let failed = steps::carry_out(disks, changes, parted, &mut said)?;
+    // All that it names is served.
+    disks.set_absent(Vec::new());
     Ok(Reloaded { failed, ..planned })
 }

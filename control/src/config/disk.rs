@@ -446,6 +446,16 @@ impl DiskSpec {
     pub fn lead(&self) -> String {
         if self.origin.is_empty() { String::new() } else { format!("{}: ", self.origin) }
     }
+
+    /// The files that it names: its image, and the base that it is a clone of.
+    pub fn files(&self) -> impl Iterator<Item = &Path> {
+        let image = match &self.source {
+            Source::Path(path) => Some(path.as_path()),
+            _ => None,
+        };
+        let base = self.base.as_ref().map(|(path, _)| path.as_path());
+        image.into_iter().chain(base)
+    }
 }
 
 impl DiskArgs {

@@ -56,14 +56,15 @@ struct File {
     xen: Option<XenTable>,
 }
 
-/// Reads a configuration file. Relative paths in it start at its folder.
+/// Reads a configuration file. Relative paths in it start at its folder. Nothing but the file is looked at: whether its
+/// disks are apart is asked once more by who knows where paths lead ([`Plan::check_apart`]).
 ///
 /// # Errors
 /// The message, with file and line.
 pub fn read(path: &Path) -> Result<Plan, String> {
     let text = std::fs::read_to_string(path)
         .map_err(|error| format!("{}: cannot read the configuration: {error}", path.display()))?;
-    parse(&text, path, Location::of)
+    parse(&text, path, Location::unknown)
 }
 
 const NO_DISK: &str = "there is no disk in it. Add a [[disk]] table with image and socket, [xen] for \

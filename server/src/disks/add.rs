@@ -36,6 +36,7 @@ impl Disks {
     /// # Errors
     /// One message; nothing was created or changed then.
     pub(crate) fn open_to_add(&self, spec: DiskSpec) -> anyhow::Result<Addition> {
+        self.host.look_at(&spec)?;
         self.check_apart(&spec)?;
         if is_isolated(&spec, &self.options)? {
             let (spawner, id) = (self.spawner()?, self.next_id.fetch_add(1, SeqCst));

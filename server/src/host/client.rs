@@ -45,7 +45,7 @@ impl Drop for EphemeralFile {
 }
 
 /// How long a path may take to be looked up.
-const LOOK_UP_MAX: Duration = Duration::from_secs(10);
+pub(crate) const LOOK_UP_MAX: Duration = Duration::from_secs(10);
 
 /// How often to ask again whether a state is left.
 const ASK_AGAIN: Duration = Duration::from_millis(1);
@@ -138,10 +138,7 @@ impl Client {
                 Timespec::try_from(left).ok().as_ref(),
             ) {
                 Err(Errno::INTR) => {}
-                Ok(0) => bail!(
-                    "{what}: it cannot be looked up within {} s: its file system hangs",
-                    LOOK_UP_MAX.as_secs()
-                ),
+                Ok(0) => return Err(hangs(what)),
                 _ => return answer(&line),
             }
         }
@@ -320,6 +317,11 @@ pub(super) struct HelperEnded;
 /// Whatever the host says to a line, nobody is at its other end.
 fn failed(error: AskError) -> anyhow::Error {
     if error.is_gone() { HelperEnded.into() } else { error.into() }
+}
+
+pub(crate) fn hangs(what: impl Display) -> anyhow::Error {
+    let seconds = LOOK_UP_MAX.as_secs();
+    anyhow!("{what}: it cannot be looked up within {seconds} s: its file system hangs")
 }
 
 /// A refusal becomes an error.

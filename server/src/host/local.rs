@@ -178,6 +178,14 @@ pub(super) fn configuration(path: &Path) -> anyhow::Result<File> {
     opened.context("cannot read the configuration")
 }
 
+/// Looks at a file as who opens it does, which the file system does not answer from what is known of it. Nobody is
+/// waited for, should it be a pipe.
+pub(crate) fn look(path: &Path) {
+    let _ = Location::of(path);
+    let flags = libc::O_NONBLOCK | libc::O_NOCTTY;
+    let _ = File::options().read(true).custom_flags(flags).open(path);
+}
+
 /// Listens on a new socket file.
 pub(super) fn listen(path: &Path, access: Access) -> anyhow::Result<(UnixListener, OwnFile)> {
     let mut tries = 0;

@@ -8,6 +8,7 @@ use crate::bell::event;
 use crate::connection::Connection;
 use crate::daemon::Daemon;
 use crate::endpoint::inherited;
+use crate::hung::Hung;
 use anyhow::{Context, anyhow};
 use ringway_control::log::LogArgs;
 use ringway_terminal::logging;
@@ -37,7 +38,8 @@ pub(crate) fn run(fd: i32, log: &LogArgs) -> anyhow::Result<ExitCode> {
     let start = || {
         let plan = setup.into_plan()?;
         let polling = plan.daemon.polling().map_err(|(_, error)| anyhow!(error))?;
-        Daemon::start(plan, polling, None, Some(inside), &LogArgs::default())
+        // Who has started it has looked at its files.
+        Daemon::start(plan, &Hung::default(), polling, None, Some(inside), &LogArgs::default())
     };
     let daemon = match start() {
         Ok(daemon) => daemon,
