@@ -125,6 +125,39 @@ fn e62_a_daemon_whose_only_disk_hangs_says_so_and_ends() {
     store.let_go();
 }
 
+/// The one that hangs was asked for a snapshot before, so it is looked up where its image is by now.
+#[test]
+fn e63_a_disk_that_is_named_exactly_is_found_without_looking_at_others() {
+    let (dir, mount) = (folder(), tempfile::tempdir().unwrap());
+    let dir = dir.path();
+    let store = match LateStore::mount(mount.path(), 1 << 20) {
+        Ok(store) => store,
+        Err(lack) => return lack.skip(),
+    };
+    let (link, other) = (dir.join("link.img"), dir.join("other.img"));
+    std::os::unix::fs::symlink(dir.join("disk.img"), &link).unwrap();
+    std::fs::write(&other, vec![0; 1 << 20]).unwrap();
+    let (image, named) = (link.to_str().unwrap(), other.to_str().unwrap());
+    let words = [image, "--format", "raw", "--read-only", "--isolate"];
+    let daemon = Daemon::serve(dir, &[&words[..], &["--socket", "s", "--control", "c"]].concat());
+    let (done, said) = ctl(dir, &["add", named, "--format", "raw", "--socket", "t"]);
+    assert!(done, "{said}");
+    let (done, said) = ctl(dir, &["snapshot", image, "old.img"]);
+    assert!(!done && said.contains("read-only"), "{said}");
+    std::fs::remove_file(&link).unwrap();
+    std::os::unix::fs::symlink(mount.path().join("hangs"), &link).unwrap();
+    let (done, said) = ctl(dir, &["drain", named]);
+    assert!(done && store.hanging() == 0, "{said}");
+    // Who names none of them exactly has all of them looked at.
+    std::thread::scope(|scope| {
+        let asks = scope.spawn(|| ctl(dir, &["drain", "/no/such/path"]));
+        until("nobody looks it up", || store.hanging() > 0);
+        store.let_go();
+        assert!(!asks.join().unwrap().0);
+    });
+    daemon.stop();
+}
+
 /// A guest comes by live migration, and the storage of its image hangs when its tables are read.
 #[test]
 fn e70_an_incoming_image_on_hung_storage_keeps_nobody_else_waiting() {

@@ -148,17 +148,17 @@ fn find(disks: &Disks, name: &Name) -> Result<AnyDisk, Problem> {
             Name::Word(word) => word.clone(),
         },
     );
-    let place = Path::new(&word).is_absolute().then(|| disks.host.locate(Path::new(&word)));
-    let is_it = |disk: &AnyDisk| match name {
-        Name::Id(id) => disk.id() == *id,
-        Name::Word(word) => {
-            disk.id().to_string() == *word
-                || disk.image() == *word
-                || disk.is_at_socket(Path::new(word))
-                || place.as_ref().is_some_and(|place| disk.claim(&disks.host).is_at(place))
-        }
+    let path = Path::new(&word);
+    let is_it = |disk: &AnyDisk| {
+        let is_named_so = || disk.image() == word || disk.is_at_socket(path);
+        disk.id().to_string() == word || matches!(name, Name::Word(_)) && is_named_so()
     };
     let mut found: Vec<_> = all.iter().filter(|disk| is_it(disk)).cloned().collect();
+    if found.is_empty() && path.is_absolute() {
+        // Only now, as another disk's file system may hang.
+        let place = disks.host.locate(path);
+        found = all.iter().filter(|disk| disk.claim(&disks.host).is_at(&place)).cloned().collect();
+    }
     if let (true, Name::Word(word)) = (found.is_empty(), name) {
         found = all.into_iter().filter(|disk| is_called(&facts_of(disk), word)).collect();
     }

@@ -6,19 +6,26 @@ use crate::served::lock;
 use ringway_control::config::{Claim, LimitArgs};
 use ringway_control::protocol::{DiskFacts, JobFacts, State};
 use serde_json::Value;
+use std::cell::RefCell;
+use std::path::Path;
 use std::sync::atomic::Ordering::SeqCst;
 
 impl Isolated {
     /// What it takes for itself, which no other disk may have.
     pub(crate) fn claim(&self, host: &Host) -> Claim {
-        let mut claim = lock(&self.claim);
+        let known = || lock(&self.claim).clone();
+        // Nothing is looked up under the lock: its file system may hang.
+        let seen = RefCell::new(None);
+        let look = |path: &Path| seen.borrow_mut().insert(host.locate(path)).clone();
         if self.renames.load(SeqCst) {
-            claim.follow(|path| host.locate(path));
+            known().follow(look);
+            seen.take().iter().for_each(|seen| lock(&self.claim).follow(|_| seen.clone()));
         }
         if self.listens_anew.swap(false, SeqCst) {
-            claim.listens(|path| host.locate(path));
+            known().listens(look);
+            seen.take().iter().for_each(|seen| lock(&self.claim).listens(|_| seen.clone()));
         }
-        claim.clone()
+        known()
     }
 
     /// The names of its image's files may change from now on.
@@ -37,7 +44,7 @@ impl Isolated {
     }
 
     /// True if this is its socket.
-    pub(crate) fn is_at_socket(&self, path: &std::path::Path) -> bool {
+    pub(crate) fn is_at_socket(&self, path: &Path) -> bool {
         lock(&self.facts).socket.as_deref() == Some(path)
     }
 
