@@ -47,7 +47,7 @@ impl Drop for GivesUp {
 /// An image that is open, with what its process knows beside it.
 pub(crate) struct Served {
     // The first to go.
-    gives_up: GivesUp,
+    _gives_up: GivesUp,
     pub(crate) image: Arc<Image>,
     pub(crate) turn: Arc<SyncTurn>,
     pub(crate) bases: Bases,
@@ -152,7 +152,7 @@ impl Host {
         self.forgets.store(image.data_file().is_some(), Relaxed);
         self.opened.store(self.world.counts().1, Relaxed);
         let gives_up = GivesUp(self.clone());
-        Ok((Served { gives_up, image, turn, bases, journal }, lost))
+        Ok((Served { _gives_up: gives_up, image, turn, bases, journal }, lost))
     }
 
     /// Counts and references of all images of the chain, at rest. Gives the leaks of the first, and what it is
