@@ -269,7 +269,8 @@ fn f49_without_its_server_a_clone_serves_what_it_has() {
         crate::common::nbd::server(path, "nbdkit", &["-f", "-U", "n.sock", "memory", "16M"]);
     until("that is told", || daemon.log().contains("another size than before"));
     let away = || {
-        text(&says(path, &["ctl", "--control", "ctl", "list"]).stdout).contains("its NBD server is away")
+        text(&says(path, &["ctl", "--control", "ctl", "list"]).stdout)
+            .contains("its NBD server is away")
     };
     assert!(away(), "list says it");
     drop(other_one);

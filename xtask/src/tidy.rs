@@ -181,7 +181,6 @@ const STATICS: &[(&str, statics::Places)] = &[
         ("export/src/peer_eventfd.rs", &["MARK"]),
     ]),
     ("for tests", &[
-        ("aio/src/sys.rs", &["HANG"]),
         ("core/src/host/simulated/world.rs", &["HERE"]),
         ("core/src/kill_points.rs", &["POINT", "LEFT", "FAULTY", "SYNCS", "WRITES", "PANIC"]),
         ("ring/src/shared.rs", &["$atomics"]),
