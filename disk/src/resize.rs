@@ -250,7 +250,9 @@ impl Disk {
             return Ok(());
         }
         self.write_entries()?;
-        self.turn.by_thread(|| self.sync_files()).unwrap_or_else(|| {
+        // The one that it has waited for may have failed.
+        let sync = || has_failed().map_or_else(|| self.sync_files(), Err);
+        self.turn.by_thread(sync).unwrap_or_else(|| {
             // Somebody else's sync began after the entries were there. The image's thread tells nobody else.
             self.note_loss();
             has_failed().map_or(Ok(()), Err)

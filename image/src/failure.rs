@@ -25,8 +25,15 @@ impl Failure {
     /// # Errors
     /// What the host says, here or to somebody else who has done it.
     pub(crate) fn sync(&self, sync: impl Fn() -> io::Result<()>) -> io::Result<()> {
-        // Before the turn ends: those who share it are answered then.
-        let sync = || sync_patiently(sync).inspect_err(|_| self.failed.store(true, SeqCst));
+        let failed = self.failed.load(SeqCst);
+        let sync = || {
+            if !failed && self.failed.load(SeqCst) {
+                // The one that it has waited for: the host tells nobody else.
+                return Err(io::Error::from_raw_os_error(libc::EIO));
+            }
+            // Before the turn ends: those who share it are answered then.
+            sync_patiently(sync).inspect_err(|_| self.failed.store(true, SeqCst))
+        };
         let turn = self.turn.get().filter(|_| !self.apart.load(SeqCst));
         let Some(turn) = turn else { return sync() };
         match turn.by_thread(sync) {

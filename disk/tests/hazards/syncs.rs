@@ -427,6 +427,8 @@ fn c61_threads_take_the_same_turn() {
         bench.start(&memory, FLUSH, 1);
         std::thread::scope(|scope| {
             let own = scope.spawn(|| disk.sync());
+            // Mostly it waits by now.
+            std::thread::sleep(Duration::from_millis(50));
             gate.end(-libc::EIO);
             bench.turn(&mut answers);
             assert!(own.join().unwrap().is_err(), "{surface:?}");

@@ -51,6 +51,8 @@ struct State {
     bytes: usize,
     /// What the writer has taken and not written yet.
     in_hand: Vec<u8>,
+    /// Its thread has them out of here, and writes.
+    is_writing: bool,
     /// Lines that came while there was no room. As long as it is not 0 no other one gets in, so that
     /// the count can be logged where they are missing.
     lost: u64,
@@ -82,6 +84,7 @@ impl Lines {
             lines: VecDeque::new(),
             bytes: 0,
             in_hand: Vec::new(),
+            is_writing: false,
             lost: 0,
             given: 0,
             failed: None,
@@ -171,9 +174,11 @@ impl Lines {
             state.fill(notice);
             let given = state.given;
             let mut bytes = std::mem::take(&mut state.in_hand);
+            state.is_writing = true;
             drop(state);
             let result = write(out, &mut bytes);
             state = self.lock();
+            state.is_writing = false;
             state.in_hand = bytes;
             state.ended(result, given);
             self.progress.notify_all();
@@ -202,7 +207,7 @@ impl Lines {
 
 impl State {
     fn is_empty(&self) -> bool {
-        self.lines.is_empty() && self.in_hand.is_empty() && self.lost == 0
+        self.lines.is_empty() && self.in_hand.is_empty() && !self.is_writing && self.lost == 0
     }
 
     fn take_in(&mut self, line: Vec<u8>, reserve: usize) {

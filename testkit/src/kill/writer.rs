@@ -257,6 +257,7 @@ impl Writer {
                 let start = self.oracle.offset(at);
                 let bytes = start..start + (at.len() * SECTOR) as u64;
                 match faults.write_fails(bytes, life, now) {
+                    Some(false) if !is_ok && faults.durable_may_fail(now, shared) => Ok(()),
                     Some(fails) if fails == is_ok => Err(Wrong::Failed),
                     _ => Ok(()),
                 }

@@ -71,6 +71,22 @@ fn e03_a_reader_that_stalls_costs_lines_and_nobody_waits() {
     assert_eq!(read_until(&mut reader, "\n"), "again\n");
 }
 
+/// A process that ends waits for the line that its thread is writing, too.
+#[test]
+fn e93_the_last_line_is_waited_for_while_it_is_written() {
+    let (lines, mut reader, writer) = piped();
+    let full = rustix::io::write(writer, &[b'x'; 64 << 10]).unwrap();
+    lines.push(b"last\n".to_vec(), writer.as_fd(), notice);
+    while !lines.lock().lines.is_empty() {
+        std::thread::yield_now();
+    }
+    let (begun, limit) = (Instant::now(), Duration::from_millis(200));
+    lines.flush(limit, writer.as_fd(), notice);
+    assert!(begun.elapsed() >= limit, "it is not written yet");
+    assert_eq!(read_until(&mut reader, "\n").len(), full + 5);
+    lines.flush(Duration::MAX, writer.as_fd(), notice);
+}
+
 /// An attempt for each new line, a second apart; none for those that are there.
 #[test]
 fn e01_a_full_disk_keeps_lines_until_there_is_room() {
