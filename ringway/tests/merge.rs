@@ -301,21 +301,25 @@ fn b32_a_merge_does_not_write_to_the_tables_of_its_base() {
     assert_eq!(word(l1), before);
 }
 
+/// KiB that a pool has left: for none of what an act writes, or for all but the last of it.
+const ROOMS: [u64; 6] = [0, 4, 8, 48, 80, 208];
+
 /// The host's cache holds what it could not store, as if it were. A command that fails for that and is said again goes
 /// by what is stored.
 #[test]
 fn c103_a_command_that_is_said_again_goes_by_what_is_stored() {
     const OWN: [&str; 4] = ["io", "--format", "qcow2", "own.qcow2"];
-    let write = [&OWN[..], &["-c", "write -P 0x33 128M 64K", "-c", "flush"]].concat();
-    for (act, image, pattern) in [
-        (&["flatten", "top.qcow2"][..], "top.qcow2", "0x22"),
+    // A page: of more, those that there is room for are enough for the loop device.
+    let write = [&OWN[..], &["-c", "write -P 0x33 128M 4K", "-c", "flush"]].concat();
+    for (act, image, pattern, bytes) in [
+        (&["flatten", "top.qcow2"][..], "top.qcow2", "0x22", "64K"),
         // What the base has there is not part of it.
-        (&["resize", "small.qcow2", "256M"], "small.qcow2", "0"),
+        (&["resize", "small.qcow2", "256M"], "small.qcow2", "0", "64K"),
         // Nothing is kept for whoever opens it next.
-        (&write, "own.qcow2", "0x33"),
+        (&write, "own.qcow2", "0x33", "4K"),
     ] {
         let mut failed = 0;
-        for room in (16..256).step_by(32) {
+        for room in ROOMS {
             let dir = tempfile::tempdir_in(".").unwrap();
             let mut thin = match Thin::new(dir.path()) {
                 Ok(thin) => thin,
@@ -338,7 +342,9 @@ fn c103_a_command_that_is_said_again_goes_by_what_is_stored() {
             if first == Some(0) {
                 continue;
             }
-            assert_eq!(at(thin.path(), act), Some(0), "{act:?}, {room} KiB");
+            // The host may have tried to store more of it meanwhile, of which whoever opens it next is told.
+            let done = (0..4).any(|_| at(thin.path(), act) == Some(0));
+            assert!(done, "{act:?}, {room} KiB");
             if let Err(lack) = thin.forget() {
                 return lack.skip();
             }
@@ -347,7 +353,7 @@ fn c103_a_command_that_is_said_again_goes_by_what_is_stored() {
                 continue;
             }
             failed += 1;
-            let verify = format!("verify -P {pattern} 128M 64K");
+            let verify = format!("verify -P {pattern} 128M {bytes}");
             let verify = ["io", "--read-only", "--format", "qcow2", image, "-c", &verify];
             let found = says(thin.path(), &verify);
             assert!(found.status.success(), "{act:?}, {room} KiB: {}", text(&found.stderr));
@@ -361,7 +367,7 @@ fn c103_a_command_that_is_said_again_goes_by_what_is_stored() {
 #[test]
 fn c115_what_a_killed_daemon_has_lost_is_not_believed() {
     let mut failed = 0;
-    for room in (16..256).step_by(32) {
+    for room in ROOMS {
         let dir = tempfile::tempdir_in(".").unwrap();
         let dir = dir.path();
         let mut thin = match Thin::new(dir) {
@@ -399,7 +405,9 @@ fn c115_what_a_killed_daemon_has_lost_is_not_believed() {
         kill_all(daemon);
         thin.extend();
         let daemon = Daemon::serve(dir, &serve);
-        assert!(flatten(), "{room} KiB: {}", daemon.log());
+        // A sync had failed, and no guest has begun afresh: what is done may not be said to be durable.
+        let log = if flatten() { String::new() } else { daemon.log() };
+        assert!(log.is_empty() || log.contains("an earlier flush failed"), "{room} KiB: {log}");
         daemon.stop();
         if let Err(lack) = thin.forget() {
             return lack.skip();
