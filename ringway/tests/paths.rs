@@ -43,7 +43,8 @@ fn stream(device: &Device, queue: &mut BlkQueue<u64>, mut enough: impl FnMut(u64
             in_flight -= 1;
             buffers.push(done.into_buffer().unwrap());
         }
-        assert!(begun.elapsed() < PATIENCE, "it never comes");
+        // What a disk would gain is measured again and again, as long as others keep the CPUs busy.
+        assert!(begun.elapsed() < 4 * PATIENCE, "it never comes");
     }
 }
 
