@@ -80,6 +80,7 @@ impl Faults {
         let durable_write = self.loses && shared.cache_off.load(SeqCst);
         answered >= self.broken && (durable_write || shared.sync_fails.load(SeqCst))
     }
+
     /// True if there is a reason for a write to fail that is answered in this life, whatever its sectors: a guest without
     /// a write cache is answered by the disk's syncs, and after one that has failed all others do.
     pub(super) fn durable_may_fail(self, answered: u64, shared: &Shared) -> bool {
